@@ -1,0 +1,32 @@
+"""Tensor regression layers with tensor dropout for PyTorch.
+
+``import tensor_dropout as td``. θ (``theta``) is the KEEP probability everywhere.
+"""
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.files import load, save
+from tensor_dropout.layers.cp import CPRegression
+from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.laws import ExchangeableLaw, Law, register_law
+from tensor_dropout.layers.regression import TensorRegression, fixed_masks
+from tensor_dropout.layers.schedule import ThetaSchedule
+from tensor_dropout.layers.tt import TTRegression
+from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout.version import __version__
+
+__all__ = [
+    "CPRegression",
+    "ExchangeableLaw",
+    "Law",
+    "TTRegression",
+    "TensorDropout",
+    "TensorDropoutError",
+    "TensorRegression",
+    "ThetaSchedule",
+    "TuckerRegression",
+    "__version__",
+    "fixed_masks",
+    "load",
+    "register_law",
+    "save",
+]

@@ -1,0 +1,185 @@
+"""Saving and loading: one safetensors file, with a versioned JSON config in its header.
+
+Nothing that is loaded can execute code: the weights are raw numbers, the config is data, and a law is found by a
+name that was registered in this process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_model, save_model
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.cp import CPRegression
+from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.tt import TTRegression
+from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout.version import __version__
+
+FORMAT_VERSION = 1
+_HEADER = "tensor_dropout"
+_LAYERS = {cls.__name__: cls for cls in (TuckerRegression, CPRegression, TTRegression)}
+_STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a layer, or a model that contains some, to one safetensors file.
+
+    The file appears whole or not at all. DDP and ``torch.compile`` wrappers are looked through.
+
+    Args:
+        model: a tensor regression layer or a module that contains some.
+        path: where to write; ``.safetensors`` is the customary ending.
+
+    Raises:
+        TensorDropoutError: if the model has no tensor regression layer, or a law without a name.
+
+    Example:
+        >>> import tempfile, os, torch, tensor_dropout as td
+        >>> head = td.CPRegression((8, 4, 4), 10, rank=6, dropout=0.8)
+        >>> path = os.path.join(tempfile.mkdtemp(), "head.safetensors")
+        >>> td.save(head, path)
+        >>> x = torch.randn(2, 8, 4, 4)
+        >>> bool((td.load(path).eval()(x) == head.eval()(x)).all())
+        True
+    """
+    model = unwrap(model)
+    layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
+    if not layers:
+        raise TensorDropoutError(
+            f"save: {type(model).__name__} has no tensor regression layer; use safetensors itself for plain models"
+        )
+    config = {"version": FORMAT_VERSION, "library": __version__, "layers": layers}
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise TensorDropoutError(f"save: the folder {target.parent} does not exist; make it first")
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    os.close(handle)
+    try:
+        save_model(model, temporary, metadata={_HEADER: json.dumps(config)})
+        os.replace(temporary, target)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+
+
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """Read what :func:`save` wrote.
+
+    Args:
+        path: the file.
+        model: None if the file holds a bare layer, which is then built anew; else a model of the same structure,
+            which is filled in place, its dropout settings included.
+
+    Returns:
+        The layer or the model, in the mode (train or eval) that it had.
+
+    Raises:
+        TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
+            names a law that is not registered.
+    """
+    config = _read_config(path)
+    if model is None:
+        if set(config["layers"]) != {""}:
+            raise TensorDropoutError(
+                f"load: {path} holds a network with the layers {list(config['layers'])}; pass model= to fill it"
+            )
+        model = _build(config["layers"][""], path)
+    target = unwrap(model)
+    _match(config["layers"], target, path)
+    try:
+        load_model(target, path)
+    except RuntimeError as error:
+        raise TensorDropoutError(f"load: the weights of {path} do not fit the model: {error}") from error
+    return model
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP and ``torch.compile`` wrappers."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:
+    """The tensor regression layers of a model by name; a bare layer has the name ''."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
+
+
+def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    if not Path(path).is_file():
+        raise TensorDropoutError(f"load: there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(_HEADER)
+    except SafetensorError as error:
+        raise TensorDropoutError(f"load: {path} is not a safetensors file: {error}") from error
+    if header is None:
+        raise TensorDropoutError(f"load: {path} was not written by td.save; load plain weights with load_state_dict")
+    try:
+        config: dict[str, Any] = json.loads(header)
+        version, layers = config["version"], config["layers"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TensorDropoutError(f"load: the config in the header of {path} is damaged: {error!r}") from error
+    if version != FORMAT_VERSION:
+        raise TensorDropoutError(
+            f"load: {path} has format version {version}, this library reads version {FORMAT_VERSION}; upgrade it"
+        )
+    for name, layer in layers.items():
+        if layer.get("type") not in _LAYERS:
+            raise TensorDropoutError(
+                f"load: layer {name!r} of {path} has the unknown type {layer.get('type')!r}; known are {list(_LAYERS)}"
+            )
+    return config
+
+
+def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegression:
+    with safe_open(path, framework="pt") as file:
+        first = file.get_slice(next(key for key in file.keys() if not key.endswith("theta")))  # noqa: SIM118
+        dtype = first[:].dtype
+    rank = config["rank"] if len(config["rank"]) > 1 or config["type"] != "CPRegression" else config["rank"][0]
+    return _LAYERS[config["type"]](
+        config["input_shape"],
+        config["output_shape"],
+        rank,
+        bias=config["bias"],
+        init=config["init"],
+        dropout=_build_dropout(config["dropout"]),
+        dtype=dtype,
+    )
+
+
+def _build_dropout(config: dict[str, Any] | None) -> TensorDropout | None:
+    return None if config is None else TensorDropout(**config)
+
+
+def _match(layers: dict[str, Any], model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Check that the model has the saved layers, and give them the saved dropout."""
+    found = tensor_layers(model)
+    if set(found) != set(layers):
+        raise TensorDropoutError(
+            f"load: {path} has tensor regression layers at {sorted(layers)}, the model at {sorted(found)}"
+        )
+    for name, config in layers.items():
+        present = found[name].config()
+        for key in _STRUCTURE:
+            if present[key] != config[key]:
+                raise TensorDropoutError(
+                    f"load: layer {name!r} of {path} has {key}={config[key]}, the model's has {present[key]}"
+                )
+    for name, config in layers.items():
+        dropout = _build_dropout(config["dropout"])
+        found[name].dropout = None if dropout is None else dropout.to(found[name].operands()[0].device)
+        found[name].train(found[name].training)

@@ -1,0 +1,1 @@
+"""Tensor regression layers and tensor dropout: project, mask, contract, expand."""

@@ -1,0 +1,83 @@
+"""CP regression: ``W = Σ_r u0_r ∘ u1_r ∘ … ∘ uN_r``."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.layers.initialize import fill_orthonormal_, target_norm
+from tensor_dropout.layers.regression import TensorRegression, index_letters
+
+
+class CPRegression(TensorRegression):
+    """Tensor regression with a CP (Kruskal) weight, randomized as in the paper's equations 6 and 7.
+
+    ``W = Σ_r u0_r ∘ … ∘ uN_r`` with one factor ``Un: (size_n, R)`` per input and output mode and one shared rank
+    R. Tensor dropout draws ONE mask ``c`` of R entries: ``W̃ = Σ_r c_r u0_r ∘ … ∘ uN_r``.
+
+    Args:
+        input_shape: the sizes of the input modes, without the batch; channels first.
+        output_shape: the sizes of the output modes; an int is one mode.
+        rank: an int; a float in (0, 1], the fraction of the dense parameter count; or "full", the smallest product
+            of all sizes but one.
+        dropout: a :class:`TensorDropout`; a number θ is short for ``TensorDropout(θ)``.
+        bias: whether to add a bias of ``output_shape``.
+        init: "pool": spatial columns start as average pooling; "normal": Gaussian. Either way the output has the
+            variance of pooling + nn.Linear.
+        device: where the parameters live.
+        dtype: their type.
+
+    Raises:
+        TensorDropoutError: if a shape, rank or setting is not possible.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> head = td.CPRegression((512, 4, 4), 100, rank=200, dropout=0.8)
+        >>> head(torch.randn(2, 512, 4, 4)).shape
+        torch.Size([2, 100])
+        >>> head.rank, round(head.compression_ratio, 2)
+        (200, 6.61)
+    """
+
+    @property
+    def rank(self) -> int:
+        """The one shared rank."""
+        return self._ranks[0]
+
+    def _full_ranks(self) -> tuple[int, ...]:
+        return (prod(self.weight_shape) // max(self.weight_shape),)
+
+    def _count(self, ranks: tuple[int, ...]) -> int:
+        return ranks[0] * sum(self.weight_shape)
+
+    def _make_parameters(self, **factory: Any) -> None:
+        self.factors = nn.ParameterList(torch.empty(size, self.rank, **factory) for size in self.weight_shape)
+
+    def _fill(self) -> None:
+        # With columns of unit length in random directions the squared norms of the R terms add up to ‖W‖².
+        each = (target_norm(self.input_shape, self.output_shape) / self.rank**0.5) ** (1 / len(self.weight_shape))
+        space = range(1, len(self.input_shape))
+        for mode, factor in enumerate(self.factors):
+            if self.init == "normal":
+                factor.copy_(nn.functional.normalize(torch.randn(factor.shape, device=factor.device), dim=0))
+            elif mode in space:
+                factor.fill_(factor.shape[0] ** -0.5)
+            else:
+                fill_orthonormal_(factor)
+            factor.mul_(each)
+
+    def _indices(self) -> tuple[str, list[str], str, str]:
+        inputs, outputs, rank = index_letters(len(self.input_shape), len(self.output_shape), 1)
+        return inputs, [mode + rank for mode in inputs + outputs], outputs, rank
+
+    def operands(self) -> list[Tensor]:
+        """The factors."""
+        return list(self.factors)
+
+    @property
+    def mode_numbers(self) -> tuple[int, ...]:
+        """None: the one mask is shared by all modes."""
+        return ()

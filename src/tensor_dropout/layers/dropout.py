@@ -1,0 +1,230 @@
+"""Tensor dropout: draws the random diagonals of a layer's rank axes, scaled as asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.laws import Law, law_name, resolve_law
+
+Masks = list[Tensor | None]
+"""One entry per rank axis: None (not masked), ``(R,)`` for the whole batch, or ``(B, R)`` for each sample."""
+
+
+class TensorDropout(nn.Module):
+    """Randomizes the rank of a tensor regression layer.
+
+    On each dropped rank axis the weight is multiplied by a random diagonal ``c`` (paper, section "Tensor
+    dropout"): ``G̃ = G ×_0 diag(c_0) … ×_N diag(c_N)`` for Tucker, ``W̃ = Σ_r c_r u0_r ∘ … ∘ uN_r`` for CP, and a
+    diagonal on the bonds for TT. It lives inside the layer, so ``train()``, ``eval()``, ``repr`` and checkpoints
+    all see it.
+
+    Args:
+        theta: the KEEP probability θ in (0, 1]. Assign to ``dropout.theta`` to change it; nothing recompiles.
+        law: "bernoulli", "replacement", "gaussian", "nested", a name given to ``td.register_law``, or an object
+            that implements :class:`td.Law`.
+        modes: which modes are dropped: "all" (those of rank above 1), or a sequence of axes of
+            ``layer.dense_weight()``; for TT, bond numbers 1..N; for CP only "all".
+        per_sample: draw one mask for each sample instead of one for the whole batch (the paper's).
+        scaling: "inverted" multiplies by ``c / E[c]``, so that the mean weight is W and test time changes nothing;
+            "paper" multiplies by ``c`` in training and by ``E[c]`` at test time.
+        min_rank: condition every draw on at least this many survivors (Bernoulli and nested).
+        at_test: "mean" uses the mean weight in ``eval()``; "sample" goes on drawing masks.
+
+    Raises:
+        TensorDropoutError: if an argument is outside its range.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> layer = td.TuckerRegression((8, 4, 4), 10, rank=(4, 2, 2, 5), dropout=td.TensorDropout(0.8))
+        >>> x = torch.randn(2, 8, 4, 4)
+        >>> bool((layer(x) == layer(x)).all()), bool((layer.eval()(x) == layer(x)).all())
+        (False, True)
+        >>> layer.dropout.theta = 0.9
+        >>> layer.dropout
+        TensorDropout(theta=0.9, law='bernoulli', modes='all', scaling='inverted')
+    """
+
+    theta: Tensor
+    """θ as a float32 0-d buffer; ``.half()`` and ``.double()`` of the network do not cast it."""
+
+    def __init__(
+        self,
+        theta: float,
+        *,
+        law: str | Law = "bernoulli",
+        modes: Literal["all"] | Sequence[int] = "all",
+        per_sample: bool = False,
+        scaling: Literal["inverted", "paper"] = "inverted",
+        min_rank: int = 0,
+        at_test: Literal["mean", "sample"] = "mean",
+    ) -> None:
+        super().__init__()
+        _check_choice("scaling", scaling, ("inverted", "paper"))
+        _check_choice("at_test", at_test, ("mean", "sample"))
+        if isinstance(min_rank, bool) or not isinstance(min_rank, int) or min_rank < 0:
+            raise TensorDropoutError(f"TensorDropout: min_rank is an integer of at least 0, got {min_rank!r}")
+        # Always made on the CPU, so that a layer built on the meta device keeps its θ.
+        self.register_buffer("theta", torch.tensor(check_theta(theta), dtype=torch.float32, device="cpu"))
+        self.law = resolve_law(law, min_rank)
+        self.modes = _check_modes(modes)
+        self.per_sample = bool(per_sample)
+        self.scaling = scaling
+        self.min_rank = min_rank
+        self.at_test = at_test
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the next forward draws masks (training, or ``at_test="sample"``)."""
+        return self.training or self.at_test == "sample"
+
+    def dropped_axes(self, ranks: Sequence[int], mode_numbers: Sequence[int]) -> tuple[int, ...]:
+        """Positions in ``ranks`` of the axes that are dropped.
+
+        Args:
+            ranks: the sizes of the layer's rank axes.
+            mode_numbers: what the user calls each of them; empty if the layer has a single shared rank (CP).
+
+        Raises:
+            TensorDropoutError: if ``modes`` names an axis that the layer lacks, or ``min_rank`` exceeds a rank.
+        """
+        if self.modes == "all":
+            axes = tuple(k for k, rank in enumerate(ranks) if rank > 1)
+        elif not mode_numbers:
+            raise TensorDropoutError(
+                f"TensorDropout: a CP layer has one mask for all modes, got modes={self.modes}; use modes='all'"
+            )
+        elif unknown := [mode for mode in self.modes if mode not in mode_numbers]:
+            raise TensorDropoutError(
+                f"TensorDropout: modes={self.modes} names {unknown}, but the layer has {list(mode_numbers)}"
+            )
+        else:
+            axes = tuple(k for k, mode in enumerate(mode_numbers) if mode in self.modes)
+        for k in axes:
+            if ranks[k] < self.min_rank:
+                raise TensorDropoutError(
+                    f"TensorDropout: min_rank={self.min_rank} exceeds the rank {ranks[k]} of a dropped mode "
+                    f"(ranks {tuple(ranks)}); lower min_rank or leave that mode out of modes"
+                )
+        return axes
+
+    def forward(self, ranks: Sequence[int], axes: Sequence[int], batch: int, like: Tensor) -> Masks:
+        """The masks for one forward pass of a layer.
+
+        Args:
+            ranks: the sizes of the layer's rank axes.
+            axes: the dropped ones, from :meth:`dropped_axes`.
+            batch: the number of samples; used by ``per_sample`` masks.
+            like: a tensor on the device and in the dtype of the layer.
+
+        Returns:
+            One entry per rank axis: None where nothing is multiplied.
+        """
+        if self.is_random:
+            return self.draw(ranks, axes, batch if self.per_sample else None, like)
+        if self.scaling == "paper":
+            return self.means(ranks, axes, like)
+        return [None] * len(ranks)
+
+    def means(self, ranks: Sequence[int], axes: Sequence[int], like: Tensor) -> Masks:
+        """``E[c]``, unscaled, on the dropped axes: what the paper's scaling multiplies by at test time."""
+        return self._fill(ranks, axes, lambda R: self.law.mean(R, self.theta), like)
+
+    def draw(self, ranks: Sequence[int], axes: Sequence[int], batch: int | None, like: Tensor) -> Masks:
+        """Draw masks whatever the mode: ``(R,)`` each, or ``(batch, R)`` if ``batch`` is given."""
+
+        def scaled(R: int) -> Tensor:
+            shape = (R,) if batch is None else (batch, R)
+            return self.scale(self.law.draw(shape, self.theta, device=like.device))
+
+        return self._fill(ranks, axes, scaled, like)
+
+    def scale(self, mask: Tensor) -> Tensor:
+        """``c / E[c]`` for inverted scaling, ``c`` itself for the paper's; the rank axis is the last."""
+        if self.scaling == "paper":
+            return mask
+        return mask / self.law.mean(mask.shape[-1], self.theta)
+
+    def _fill(self, ranks: Sequence[int], axes: Sequence[int], make: Any, like: Tensor) -> Masks:
+        # Masks stay in float32 next to half-precision weights: 1/θ in bf16 would bias every kept rank.
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        return [make(R).to(device=like.device, dtype=dtype) if k in axes else None for k, R in enumerate(ranks)]
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that make an equal module, as JSON types; θ is the current one."""
+        name = law_name(self.law)
+        if name is None:
+            raise TensorDropoutError(
+                f"TensorDropout: the law {self.law!r} has no name to save; give it one with td.register_law"
+            )
+        return {
+            "theta": round(float(self.theta), 7),
+            "law": name,
+            "modes": self.modes if self.modes == "all" else list(self.modes),
+            "per_sample": self.per_sample,
+            "scaling": self.scaling,
+            "min_rank": self.min_rank,
+            "at_test": self.at_test,
+        }
+
+    def extra_repr(self) -> str:
+        """The arguments that differ from their defaults, and the first four always."""
+        name = law_name(self.law) or type(self.law).__name__
+        shown = f"theta={float(self.theta):.6g}, law={name!r}, modes={self.modes!r}, scaling={self.scaling!r}"
+        shown += ", per_sample=True" if self.per_sample else ""
+        shown += f", min_rank={self.min_rank}" if self.min_rank else ""
+        return shown + (", at_test='sample'" if self.at_test == "sample" else "")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "theta" and not isinstance(value, Tensor):
+            self.theta.fill_(check_theta(value))
+        else:
+            super().__setattr__(name, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> TensorDropout:
+        # Move θ with the network but keep its float32 value: bf16 would turn .9 into .8984.
+        theta = self.theta
+        super()._apply(fn, recurse)
+        self.theta = theta.to(device="cpu" if self.theta.is_meta else self.theta.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # θ is optional in a state dict: the weights of a plain layer load into a randomized one.
+        state_dict.setdefault(prefix + "theta", self.theta)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def as_dropout(dropout: TensorDropout | float | None) -> TensorDropout | None:
+    """The module behind a layer's ``dropout=`` argument; a number is short for ``TensorDropout(number)``."""
+    if dropout is None or isinstance(dropout, TensorDropout):
+        return dropout
+    return TensorDropout(dropout)
+
+
+def check_theta(theta: Any) -> float:
+    """θ as a float in (0, 1]."""
+    if isinstance(theta, Tensor) and theta.numel() == 1:
+        theta = theta.item()
+    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta <= 1:
+        raise TensorDropoutError(
+            f"TensorDropout: theta is the KEEP probability, a number in (0, 1], got {theta!r}; theta=1 means no dropout"
+        )
+    return float(theta)
+
+
+def _check_modes(modes: Any) -> Literal["all"] | tuple[int, ...]:
+    if isinstance(modes, str) and modes == "all":
+        return "all"
+    numbers = isinstance(modes, Sequence) and all(type(mode) is int for mode in modes)
+    if not numbers or len(modes) == 0 or len(set(modes)) != len(modes) or isinstance(modes, str):
+        raise TensorDropoutError(f"TensorDropout: modes is 'all' or distinct mode numbers, got {modes!r}")
+    return tuple(modes)
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise TensorDropoutError(f"TensorDropout: {name} is one of {', '.join(choices)}, got {value!r}")

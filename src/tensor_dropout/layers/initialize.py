@@ -1,0 +1,41 @@
+"""Initialisation: a fresh tensor regression has the output variance of average pooling + ``nn.Linear``.
+
+``nn.Linear`` on C pooled channels has weights ``F`` of variance 1/(3C). As a regression on the unpooled map that
+is ``W[c,h,w,o] = F[o,c]/(H·W)``, of expected squared norm ``‖W‖² = O / (3·H·W)``. Every format is filled with
+random directions first and then scaled to exactly this norm, so that the variance is right at every rank, also at
+rank 1, where a product of Gaussians has heavy tails. Mode 0 is read as the channels, the rest as space.
+"""
+
+from __future__ import annotations
+
+import math
+from math import prod
+
+import torch
+from torch import Tensor
+
+
+def target_norm(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:
+    """``‖W‖`` of a pooled ``nn.Linear``: ``sqrt(O / (3·H·W))``."""
+    return math.sqrt(prod(output_shape) / (3 * prod(input_shape[1:])))
+
+
+def bias_bound(input_shape: tuple[int, ...]) -> float:
+    """The bound of ``nn.Linear``'s uniform bias on pooled channels: ``1/sqrt(C)``."""
+    return 1 / math.sqrt(input_shape[0])
+
+
+def fill_orthonormal_(matrix: Tensor) -> None:
+    """Fill (size, R) with orthonormal columns; with more columns than rows, with columns of unit length."""
+    directions = torch.empty(matrix.shape, device=matrix.device)
+    torch.nn.init.orthogonal_(directions)
+    matrix.copy_(directions / directions.norm(dim=0, keepdim=True))
+
+
+def fill_pooling_(matrix: Tensor) -> None:
+    """Fill (size, R): the first column is average pooling, scaled to unit length, the others orthogonal to it."""
+    size, rank = matrix.shape
+    directions = torch.randn(size, rank, device=matrix.device)
+    directions[:, 0] = 1.0
+    orthonormal, triangle = torch.linalg.qr(directions)
+    matrix.copy_(orthonormal * triangle.diagonal().sign())

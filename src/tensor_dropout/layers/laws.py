@@ -1,0 +1,319 @@
+"""Laws of the random diagonal ``c`` that tensor dropout puts on a rank axis.
+
+A law draws ``c`` unscaled and knows its mean ``E[c]`` and second moments ``E[c cᵀ]``. All formulas are those of
+the table "Tensor dropout = a random diagonal on each rank axis" in ``docs/laws.md``. θ (``theta``) is the KEEP
+probability: at θ = 1 every law but :class:`Replacement` keeps every rank.
+
+Masks are written as comparisons of ``torch.rand`` because those trace, compile and export to ONNX with the right
+rate; the moments are computed in float64 because ratios of binomial tails lose digits in float32.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from tensor_dropout.errors import TensorDropoutError
+
+
+@runtime_checkable
+class Law(Protocol):
+    """What a law of tensor dropout must offer; write a class with these methods for a law of your own.
+
+    ``theta`` arrives as a 0-d tensor, so that its value can change without recompiling; compute with tensor
+    operations only. ``R`` is the size of the rank axis.
+
+    Example: a law that keeps exactly one half of the ranks, whatever θ.
+
+        >>> import torch, tensor_dropout as td
+        >>> class Half:
+        ...     def draw(self, shape, theta, *, device):
+        ...         order = torch.rand(shape, device=device).argsort(-1).argsort(-1)
+        ...         return (order < shape[-1] // 2).float()
+        ...     def mean(self, R, theta):
+        ...         return torch.full((R,), (R // 2) / R, dtype=torch.float64, device=theta.device)
+        ...     def second_moment(self, R, theta):
+        ...         return None   # not known: layer.moments(x) will ask for n_samples=
+        ...     def support(self, R, theta):
+        ...         return None
+        >>> layer = td.CPRegression((8, 4, 4), 10, rank=6, dropout=td.TensorDropout(0.5, law=Half()))
+        >>> layer(torch.randn(2, 8, 4, 4)).shape
+        torch.Size([2, 10])
+    """
+
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw ``c``, unscaled: a float tensor of ``shape``, whose last axis is the rank axis."""
+        ...
+
+    def mean(self, R: int, theta: Tensor) -> Tensor:
+        """``E[c]``, of shape ``(R,)``."""
+        ...
+
+    def second_moment(self, R: int, theta: Tensor) -> Tensor | None:
+        """``E[c cᵀ]``, of shape ``(R, R)``, or None if it is not known in closed form."""
+        ...
+
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor] | None:
+        """All masks ``(M, R)`` with their probabilities ``(M,)``, for enumeration; None if there are too many."""
+        ...
+
+
+class ExchangeableLaw(ABC):
+    """A law under which all ranks are alike: ``E[c cᵀ] = t 11ᵀ + v I``.
+
+    Two numbers describe it, so the exact moments of a layer cost no more than sums and sums of squares. A custom
+    law may derive from this class to get the same speed.
+    """
+
+    @abstractmethod
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw ``c``, unscaled."""
+
+    @abstractmethod
+    def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(E[c_r], E[c_r²], E[c_r c_s])`` for ``r ≠ s``, each a 0-d tensor."""
+
+    def mean(self, R: int, theta: Tensor) -> Tensor:
+        """``E[c]``, of shape ``(R,)``."""
+        return self.pair_moments(R, theta)[0].expand(R)
+
+    def second_moment(self, R: int, theta: Tensor) -> Tensor:
+        """``E[c cᵀ] = t 11ᵀ + v I``, of shape ``(R, R)``."""
+        _, square, product = self.pair_moments(R, theta)
+        identity = torch.eye(R, dtype=square.dtype, device=square.device)
+        return product + (square - product) * identity
+
+    @abstractmethod
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor] | None:
+        """All masks with their probabilities."""
+
+
+class Bernoulli(ExchangeableLaw):
+    """Each rank is kept independently with probability θ (the paper's law).
+
+    With ``min_rank=k`` the draw is conditioned on at least ``k`` survivors; mean and second moments are then the
+    conditional ones, ratios of binomial tails:
+    ``E[c] = θ P(Bin(R-1,θ) ≥ k-1) / P(Bin(R,θ) ≥ k)``, ``E[c_r c_s] = θ² P(Bin(R-2,θ) ≥ k-2) / P(Bin(R,θ) ≥ k)``.
+    """
+
+    def __init__(self, min_rank: int = 0) -> None:
+        self.min_rank = min_rank
+
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw 0/1 masks; under ``min_rank`` the number of survivors first, then which ones."""
+        scores = torch.rand(shape, device=device)
+        if self.min_rank == 0:
+            return (scores < theta).float()
+        cumulative = binomial_pmf(shape[-1], precise(theta), self.min_rank).cumsum(0)
+        edges = (cumulative[:-1] / cumulative[-1]).float()
+        survivors = self.min_rank + (torch.rand((*shape[:-1], 1), device=device) > edges).sum(-1, keepdim=True)
+        return (scores.argsort(-1).argsort(-1) < survivors).float()
+
+    def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``(m, m, t)``: for a 0/1 mask ``c² = c``."""
+        theta, k = precise(theta), self.min_rank
+        if k == 0:
+            return theta, theta, theta * theta
+        tail = binomial_tail(R, theta, k)
+        mean = theta * binomial_tail(R - 1, theta, k - 1) / tail
+        return mean, mean, theta * theta * binomial_tail(R - 2, theta, k - 2) / tail
+
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """All ``2^R`` masks (those with at least ``min_rank`` ones), with their conditional probabilities."""
+        masks = all_tuples((0.0, 1.0), R, theta.device)
+        kept = masks.sum(-1)
+        weights = precise(theta) ** kept * (1 - precise(theta)) ** (R - kept)
+        weights = torch.where(kept >= self.min_rank, weights, 0.0)
+        return masks, weights / weights.sum()
+
+
+class Replacement(ExchangeableLaw):
+    """``c`` counts ``K = max(1, ⌊θR⌋)`` uniform draws with replacement (the paper's second law).
+
+    The paper prints ``K = R ÷ θ``, which would be at least R; it is read as ``⌊θR⌋``. At θ = 1 the draws still
+    repeat: a bootstrap of the ranks.
+    """
+
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw R indices and count the first K of them: the shapes do not depend on θ."""
+        R = shape[-1]
+        chosen = (torch.rand(shape, device=device) * R).long().clamp(max=R - 1)
+        counted = (torch.arange(R, device=device) < self.draws(R, theta)).float().expand(shape)
+        return torch.zeros(shape, device=device).scatter_add(-1, chosen, counted)
+
+    def draws(self, R: int, theta: Tensor) -> Tensor:
+        """``K = max(1, ⌊θR⌋)``; 1e-6 absorbs the float32 rounding of θ (0.7 · 10 must give 7, not 6)."""
+        return ((precise(theta) + 1e-6) * R).floor().clamp(1, R)
+
+    def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``K/R``, ``K/R + K(K-1)/R²``, ``K(K-1)/R²``."""
+        K = self.draws(R, theta)
+        product = K * (K - 1) / R**2
+        return K / R, K / R + product, product
+
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """All count vectors of K draws, with multinomial probabilities."""
+        K = int(self.draws(R, theta))
+        counts = [c for c in itertools.product(range(K + 1), repeat=R) if sum(c) == K]
+        ways = [math.factorial(K) / math.prod(map(math.factorial, c)) / R**K for c in counts]
+        masks = torch.tensor(counts, dtype=torch.float64, device=theta.device)
+        return masks, torch.tensor(ways, dtype=torch.float64, device=theta.device)
+
+
+class Gaussian(ExchangeableLaw):
+    """Multiplicative noise ``c ~ N(1, (1-θ)/θ)``: the mean and variance of inverted Bernoulli, without zeros."""
+
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw ``1 + σ ε`` with ``σ² = (1-θ)/θ``."""
+        return 1 + ((1 - theta) / theta).sqrt() * torch.randn(shape, device=device)
+
+    def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``1``, ``1 + (1-θ)/θ``, ``1``."""
+        theta = precise(theta)
+        one = torch.ones_like(theta)
+        return one, 1 + (1 - theta) / theta, one
+
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """The ``2^R`` two-point Gauss–Hermite nodes ``1 ± σ``: exact for means and second moments."""
+        signs = all_tuples((-1.0, 1.0), R, theta.device)
+        sigma = ((1 - precise(theta)) / precise(theta)).sqrt()
+        return 1 + sigma * signs, torch.full_like(signs[:, 0], 0.5**R)
+
+
+class Nested:
+    """Only the first ``k`` ranks are kept, so that the ranks learn an order and can be cut off later.
+
+    ``k = R`` with probability θ, else uniform on ``{max(1, min_rank) .. R}``. Then ``E[c_r] = P(k > r)`` and
+    ``E[c_r c_s] = P(k > max(r, s))``.
+    """
+
+    def __init__(self, min_rank: int = 0) -> None:
+        self.min_rank = min_rank
+
+    def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
+        """Draw ``k`` and keep the first ``k`` ranks."""
+        R, least = shape[-1], max(1, self.min_rank)
+        one_each = (*shape[:-1], 1)
+        cut = least + (torch.rand(one_each, device=device) * (R - least + 1)).floor()
+        kept = torch.where(torch.rand(one_each, device=device) < theta, R, cut)
+        return (torch.arange(R, device=device) < kept).float()
+
+    def mean(self, R: int, theta: Tensor) -> Tensor:
+        """``P(k > r)``, of shape ``(R,)``."""
+        theta, least = precise(theta), max(1, self.min_rank)
+        r = torch.arange(R, dtype=theta.dtype, device=theta.device)
+        uniform = (R - r.clamp(min=least - 1)) / (R - least + 1)
+        return theta + (1 - theta) * uniform
+
+    def second_moment(self, R: int, theta: Tensor) -> Tensor:
+        """``P(k > max(r, s))``, of shape ``(R, R)``."""
+        mean = self.mean(R, theta)
+        return torch.minimum(mean[:, None], mean[None, :])
+
+    def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """One mask for each ``k``, with ``P(k) = P(k > k-1) - P(k > k)``."""
+        mean = self.mean(R, theta)
+        masks = torch.ones(R, R, dtype=mean.dtype, device=mean.device).tril()
+        return masks, mean - torch.cat([mean[1:], mean.new_zeros(1)])
+
+
+def precise(theta: Tensor) -> Tensor:
+    """θ in float64; Apple's GPUs have none and stay in float32."""
+    return theta if theta.device.type == "mps" else theta.double()
+
+
+def binomial_pmf(n: int, theta: Tensor, least: int) -> Tensor:
+    """``P(Bin(n, θ) = j)`` for ``j = least..n``; the coefficients are a table, since ONNX has no lgamma."""
+    table = [math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in range(least, n + 1)]
+    log_ways = torch.tensor(table, dtype=theta.dtype, device=theta.device)
+    j = torch.arange(least, n + 1, dtype=theta.dtype, device=theta.device)
+    # At θ = 1 only j = n has any probability: its factor (1-θ)^0 is 1, not exp(0 · -inf).
+    log_drop = torch.where(j < n, (n - j) * torch.log1p(-theta), 0.0)
+    return torch.exp(log_ways + j * torch.log(theta) + log_drop)
+
+
+def binomial_tail(n: int, theta: Tensor, least: int) -> Tensor:
+    """``P(Bin(n, θ) ≥ least)`` as a sum of positive terms: 1 minus the other tail would cancel."""
+    if least <= 0:
+        return torch.ones_like(theta)
+    return binomial_pmf(n, theta, least).sum()
+
+
+def all_tuples(values: tuple[float, float], R: int, device: torch.device) -> Tensor:
+    """All ``2^R`` vectors of length R over two values, in float64."""
+    return torch.tensor(list(itertools.product(values, repeat=R)), dtype=torch.float64, device=device)
+
+
+_BUILT_IN = {"bernoulli": Bernoulli, "nested": Nested, "replacement": Replacement, "gaussian": Gaussian}
+_TAKES_MIN_RANK = ("bernoulli", "nested")
+_REGISTERED: dict[str, Law] = {}
+
+
+def register_law(name: str, law: Law) -> None:
+    """Give a law of your own a name, so that ``TensorDropout(law=name)``, ``td.save`` and ``td.load`` know it.
+
+    Args:
+        name: the name; those of the built-in laws are taken.
+        law: an object that implements :class:`Law`.
+
+    Raises:
+        TensorDropoutError: if the name is taken by another law, or ``law`` lacks a method of the protocol.
+    """
+    check_law(law)
+    if name in _BUILT_IN or _REGISTERED.get(name, law) is not law:
+        raise TensorDropoutError(f"register_law: the name {name!r} is taken; choose another one")
+    _REGISTERED[name] = law
+
+
+def resolve_law(law: str | Law, min_rank: int) -> Law:
+    """The law object behind a name or an object."""
+    if not isinstance(law, str):
+        check_law(law)
+        return _refuse_min_rank(law, type(law).__name__, min_rank)
+    if law in _TAKES_MIN_RANK:
+        return _BUILT_IN[law](min_rank)
+    if law in _BUILT_IN:
+        return _refuse_min_rank(_BUILT_IN[law](), law, min_rank)
+    if law in _REGISTERED:
+        return _refuse_min_rank(_REGISTERED[law], law, min_rank)
+    raise TensorDropoutError(
+        f"TensorDropout: unknown law {law!r}; known are {', '.join(known_laws())}. "
+        "Pass an object that implements td.Law, or name one with td.register_law"
+    )
+
+
+def law_name(law: Law) -> str | None:
+    """The name under which a law can be found again, or None for an unregistered object."""
+    for name, built_in in _BUILT_IN.items():
+        if type(law) is built_in:
+            return name
+    return next((name for name, registered in _REGISTERED.items() if registered is law), None)
+
+
+def known_laws() -> Iterator[str]:
+    """Names that ``TensorDropout(law=...)`` accepts."""
+    yield from _BUILT_IN
+    yield from _REGISTERED
+
+
+def check_law(law: object) -> None:
+    """Raise if an object does not implement :class:`Law`."""
+    if not isinstance(law, Law) or isinstance(law, type):
+        lacking = [m for m in ("draw", "mean", "second_moment", "support") if not hasattr(law, m)]
+        what = f"lacks {', '.join(lacking)}" if lacking else "is a class; pass an instance of it"
+        raise TensorDropoutError(f"TensorDropout: law {law!r} {what} (see td.Law)")
+
+
+def _refuse_min_rank(law: Law, name: str, min_rank: int) -> Law:
+    if min_rank:
+        raise TensorDropoutError(
+            f"TensorDropout: min_rank={min_rank} goes with the laws {' and '.join(_TAKES_MIN_RANK)}, not with "
+            f"{name!r}; leave min_rank at 0"
+        )
+    return law

@@ -1,0 +1,87 @@
+"""Ranks: from what the user asks (numbers, a fraction, "full") to one number per rank axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from tensor_dropout.errors import TensorDropoutError
+
+Rank = int | float | Sequence[int] | Literal["full"]
+"""Exact ranks, a fraction in (0, 1] of the dense parameter count, or "full"."""
+
+
+def resolve_rank(
+    rank: Any, full: tuple[int, ...], count: Callable[[tuple[int, ...]], int], dense: int, where: str
+) -> tuple[int, ...]:
+    """One rank per axis.
+
+    Args:
+        rank: what the user asked: "full"; a sequence with one rank per axis; one integer for all axes, cut at the
+            full rank of each; or a float, the largest ranks with at most that fraction of the dense parameters.
+        full: the largest rank of each axis that any weight needs.
+        count: the number of parameters at given ranks.
+        dense: the number of entries of the dense weight.
+        where: the layer's name, for messages.
+
+    Raises:
+        TensorDropoutError: if the ranks are of the wrong kind, number or size.
+    """
+    if isinstance(rank, str) and rank == "full":
+        return full
+    if type(rank) is int:
+        if not 1 <= rank <= max(full):
+            raise TensorDropoutError(f"{where}: rank is between 1 and {max(full)} (full rank {full}), got {rank}")
+        return tuple(min(rank, largest) for largest in full)
+    if isinstance(rank, float):
+        return fraction_rank(rank, full, count, dense, where)
+    if isinstance(rank, Sequence) and not isinstance(rank, str) and all(type(r) is int for r in rank):
+        if len(rank) != len(full):
+            raise TensorDropoutError(f"{where}: rank needs {len(full)} numbers, got {len(rank)}: {tuple(rank)}")
+        for axis, (r, largest) in enumerate(zip(rank, full, strict=True)):
+            if not 1 <= r <= largest:
+                raise TensorDropoutError(
+                    f"{where}: rank {r} at position {axis} of {tuple(rank)} is not between 1 and the full rank "
+                    f"{largest} (full rank {full})"
+                )
+        return tuple(rank)
+    raise TensorDropoutError(
+        f"{where}: rank is 'full', an integer, a sequence of integers, or a float in (0, 1] (the fraction of the "
+        f"dense parameters), got {rank!r}"
+    )
+
+
+def fraction_rank(
+    fraction: float, full: tuple[int, ...], count: Callable[[tuple[int, ...]], int], dense: int, where: str
+) -> tuple[int, ...]:
+    """The largest ranks, in proportion to the full ones, with at most ``fraction * dense`` parameters."""
+    if not 0 < fraction <= 1:
+        raise TensorDropoutError(
+            f"{where}: a float rank is a fraction of the dense parameters in (0, 1], got {fraction}; "
+            "write an integer for an exact rank"
+        )
+    budget = fraction * dense
+    ones = (1,) * len(full)
+    if count(ones) > budget:
+        raise TensorDropoutError(
+            f"{where}: rank={fraction} allows {int(budget)} parameters, but rank 1 already has {count(ones)}; "
+            f"ask for a fraction of at least {count(ones) / dense:.3g}"
+        )
+    low, high = 0, max(full)  # how far along the way from 1 to full, in steps of the largest mode
+
+    def at(step: int) -> tuple[int, ...]:
+        return tuple(max(1, largest * step // max(full)) for largest in full)
+
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if count(at(middle)) <= budget else (low, middle - 1)
+    return at(low)
+
+
+def resolve_shape(shape: Any, name: str, where: str) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of ints, as a tuple of at least one positive size."""
+    sizes = (shape,) if type(shape) is int else shape
+    valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
+    if not valid or not all(type(size) is int and size > 0 for size in sizes):
+        raise TensorDropoutError(f"{where}: {name} is a tuple of at least one positive integer, got {shape!r}")
+    return tuple(sizes)

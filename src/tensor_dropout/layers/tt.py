@@ -1,0 +1,114 @@
+"""Tensor-train regression: ``W[i_0,..,i_N] = C_0[i_0] C_1[i_1] … C_N[i_N]``, a product of matrices."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.layers.initialize import target_norm
+from tensor_dropout.layers.regression import TensorRegression, index_letters
+
+
+class TTRegression(TensorRegression):
+    """Tensor regression with a tensor-train weight; the paper says that its idea fits any decomposition.
+
+    ``W[i_0,..,i_N] = C_0[i_0] · C_1[i_1] ⋯ C_N[i_N]`` with cores ``C_n: (R_n, size_n, R_{n+1})`` and
+    ``R_0 = R_{N+1} = 1``. Tensor dropout draws one mask per bond ``R_1..R_N``, independently, and puts it between
+    the cores.
+
+    Args:
+        input_shape: the sizes of the input modes, without the batch; channels first.
+        output_shape: the sizes of the output modes; an int is one mode.
+        rank: one rank per bond (N of them for N+1 modes); an int for all, cut at each bond's full rank; a float in
+            (0, 1], the fraction of the dense parameter count; or "full", the smaller of the left and right products.
+        dropout: a :class:`TensorDropout`, whose ``modes`` are bond numbers 1..N; a number θ is short for
+            ``TensorDropout(θ)``.
+        bias: whether to add a bias of ``output_shape``.
+        init: "pool": spatial cores start as average pooling, extra bonds orthogonal to it; "normal": Gaussian.
+            Either way the output has the variance of pooling + nn.Linear.
+        device: where the parameters live.
+        dtype: their type.
+
+    Raises:
+        TensorDropoutError: if a shape, rank or setting is not possible.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> head = td.TTRegression((512, 4, 4), 100, rank=64, dropout=0.8)
+        >>> head(torch.randn(2, 512, 4, 4)).shape
+        torch.Size([2, 100])
+        >>> head.rank
+        (64, 64, 64)
+    """
+
+    def _full_ranks(self) -> tuple[int, ...]:
+        shape = self.weight_shape
+        return tuple(min(prod(shape[:n]), prod(shape[n:])) for n in range(1, len(shape)))
+
+    def _count(self, ranks: tuple[int, ...]) -> int:
+        bonds = (1, *ranks, 1)
+        return sum(bonds[n] * size * bonds[n + 1] for n, size in enumerate(self.weight_shape))
+
+    def _make_parameters(self, **factory: Any) -> None:
+        bonds = (1, *self._ranks, 1)
+        self.cores = nn.ParameterList(
+            torch.empty(bonds[n], size, bonds[n + 1], **factory) for n, size in enumerate(self.weight_shape)
+        )
+
+    def _fill(self) -> None:
+        pooled = min(self._ranks[: len(self.input_shape)])  # bonds that carry a pooled channel all the way through
+        cores = []
+        for mode, core in enumerate(self.cores):
+            filled = torch.randn(core.shape, device=core.device)
+            if self.init == "pool" and mode < len(self.input_shape):
+                filled = _orthonormal_core(filled, pool=mode > 0)
+            elif self.init == "pool" and mode == len(self.input_shape):
+                filled[pooled:] = 0.0
+            cores.append(filled)
+        scale = target_norm(self.input_shape, self.output_shape) / _train_norm(cores)
+        for core, filled in zip(self.cores, cores, strict=True):
+            core.copy_(filled * scale ** (1 / len(cores)))
+
+    def _indices(self) -> tuple[str, list[str], str, str]:
+        n_in, n_out = len(self.input_shape), len(self.output_shape)
+        inputs, outputs, bonds = index_letters(n_in, n_out, n_in + n_out - 1)
+        modes = inputs + outputs
+        cores = [bonds[max(0, n - 1) : n] + mode + bonds[n : n + 1] for n, mode in enumerate(modes)]
+        return inputs, cores, outputs, bonds
+
+    def operands(self) -> list[Tensor]:
+        """The cores, without the bonds of size 1 at the two ends."""
+        cores = list(self.cores)
+        return [cores[0].squeeze(0), *cores[1:-1], cores[-1].squeeze(-1)]
+
+    @property
+    def mode_numbers(self) -> tuple[int, ...]:
+        """Bond numbers, 1 to N."""
+        return tuple(range(1, len(self.weight_shape)))
+
+
+def _orthonormal_core(core: Tensor, pool: bool) -> Tensor:
+    """A core (R, size, R') with orthonormal columns; with ``pool`` the first ones pass bond r on, averaging.
+
+    The columns beyond the passed bonds are orthogonal to them, so that training can grow into them.
+    """
+    left, size, right = core.shape
+    columns = core.reshape(left * size, right).clone()
+    if pool:
+        passed = min(left, right)
+        average = torch.full((size, 1), size**-0.5, device=core.device)
+        columns[:, :passed] = torch.kron(torch.eye(left, passed, device=core.device), average)
+    orthonormal, triangle = torch.linalg.qr(columns)
+    columns[:, : orthonormal.shape[1]] = orthonormal * triangle.diagonal().sign()
+    return nn.functional.normalize(columns, dim=0).reshape(left, size, right)
+
+
+def _train_norm(cores: list[Tensor]) -> Tensor:
+    """``‖W‖`` of a tensor train, bond by bond."""
+    gram = torch.ones(1, 1, device=cores[0].device)
+    for core in cores:
+        gram = torch.einsum("rs,rit,siu->tu", gram, core, core)
+    return gram.sum().sqrt()
