@@ -8,16 +8,22 @@ from tensor_dropout.files import load, save
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.laws import ExchangeableLaw, Law, register_law
+from tensor_dropout.layers.moments import Moments, SampledMoments
 from tensor_dropout.layers.regression import TensorRegression, fixed_masks
 from tensor_dropout.layers.schedule import ThetaSchedule
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout.losses import expected_cross_entropy, expected_mse
+from tensor_dropout.prediction import Prediction, predict
 from tensor_dropout.version import __version__
 
 __all__ = [
     "CPRegression",
     "ExchangeableLaw",
     "Law",
+    "Moments",
+    "Prediction",
+    "SampledMoments",
     "TTRegression",
     "TensorDropout",
     "TensorDropoutError",
@@ -25,8 +31,11 @@ __all__ = [
     "ThetaSchedule",
     "TuckerRegression",
     "__version__",
+    "expected_cross_entropy",
+    "expected_mse",
     "fixed_masks",
     "load",
+    "predict",
     "register_law",
     "save",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.layers.initialize import fill_orthonormal_, target_norm
+from tensor_dropout.layers.moments import ExactMoments, MaskMoments, cp_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
 
@@ -72,6 +74,14 @@ class CPRegression(TensorRegression):
     def _indices(self) -> tuple[str, list[str], str, str]:
         inputs, outputs, rank = index_letters(len(self.input_shape), len(self.output_shape), 1)
         return inputs, [mode + rank for mode in inputs + outputs], outputs, rank
+
+    def _projection(self) -> tuple[int, str]:
+        return len(self.input_shape), self._indices()[3]
+
+    def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
+        outputs = [factor.to(x.dtype) for factor in self.factors[len(self.input_shape) :]]
+        V = reduce(lambda left, right: (left[:, None] * right).flatten(0, 1), outputs)
+        return cp_moments(x, V, masks[0], covariance=covariance)
 
     def operands(self) -> list[Tensor]:
         """The factors."""

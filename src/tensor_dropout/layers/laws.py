@@ -27,7 +27,8 @@ class Law(Protocol):
     """What a law of tensor dropout must offer; write a class with these methods for a law of your own.
 
     ``theta`` arrives as a 0-d tensor, so that its value can change without recompiling; compute with tensor
-    operations only. ``R`` is the size of the rank axis.
+    operations only. ``R`` is the size of the rank axis. A law may also offer ``covariance_root(R, theta)``, a
+    matrix L with ``Cov[c] = LᵀL``; without it the exact moments find one from ``second_moment``.
 
     Example: a law that keeps exactly one half of the ranks, whatever θ.
 
@@ -215,6 +216,16 @@ class Nested:
         """``P(k > max(r, s))``, of shape ``(R, R)``."""
         mean = self.mean(R, theta)
         return torch.minimum(mean[:, None], mean[None, :])
+
+    def covariance_root(self, R: int, theta: Tensor) -> Tensor:
+        """``L`` with ``Cov[c] = LᵀL``: row j sums the ranks from j on, in closed form.
+
+        ``c / E[c]`` has the covariance ``1/P(k > min(r,s)) - 1 = Σ_j δ_j 1[r ≥ j] 1[s ≥ j]`` with
+        ``δ_j = 1/P(k > j) - 1/P(k > j-1)``.
+        """
+        mean = self.mean(R, theta)
+        steps = (1 / mean).diff().clamp(min=0)  # δ_1 .. δ_{R-1}
+        return steps.sqrt()[:, None] * torch.ones(R, R, dtype=mean.dtype, device=mean.device).triu()[1:] * mean
 
     def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
         """One mask for each ``k``, with ``P(k) = P(k > k-1) - P(k > k)``."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Any, Literal
@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import Masks, TensorDropout, as_dropout
 from tensor_dropout.layers.initialize import bias_bound
+from tensor_dropout.layers.moments import (
+    ExactMoments,
+    MaskMoments,
+    Moments,
+    SampledMoments,
+    fixed_mask,
+    mask_moments,
+    sampled_moments,
+)
 from tensor_dropout.layers.plan import INDICES, MAX_MODES, contract, plan_contraction
 from tensor_dropout.layers.ranks import Rank, resolve_rank, resolve_shape
 
@@ -76,9 +85,12 @@ class TensorRegression(nn.Module):
                 stacklevel=3,
             )
         self._fixed_masks: Masks | None = None
+        self._emit: Callable[[TensorRegression, Tensor], Any] | None = None
         inputs, operands, outputs, ranks = self._indices()
         sizes = dict(zip(inputs + outputs + ranks, (*self.weight_shape, *self._ranks), strict=True))
         self._plan = plan_contraction(inputs, operands, outputs, ranks, sizes)
+        n_projected, projected = self._projection()
+        self._projection_plan = plan_contraction(inputs, operands[:n_projected], projected, "", sizes)
         self.reset_parameters()
 
     # What a format defines.
@@ -102,6 +114,17 @@ class TensorRegression(nn.Module):
     @abstractmethod
     def _indices(self) -> tuple[str, list[str], str, str]:
         """The index structure: of x, of each operand, of the output, and of each rank axis."""
+
+    @abstractmethod
+    def _projection(self) -> tuple[int, str]:
+        """How x is projected to the rank axes: the number of leading operands absorbed, and the indices left."""
+
+    @abstractmethod
+    def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
+        """Mean and variance (B, O), or covariance (B, O, O), of the flattened output without bias.
+
+        ``x`` is projected already; ``block`` is how many numbers may be held at once.
+        """
 
     @abstractmethod
     def operands(self) -> list[Tensor]:
@@ -144,15 +167,95 @@ class TensorRegression(nn.Module):
                 bound = bias_bound(self.input_shape)
                 self.bias.uniform_(-bound, bound)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         """``⟨x, W̃⟩ + b``: (B, *input_shape) -> (B, *output_shape)."""
         self._check_input(x)
+        if self._emit is not None:
+            return self._emit(self, x)
         return self.regress(x, self._masks(x.shape[0]))
 
     def regress(self, x: Tensor, masks: Masks) -> Tensor:
         """``⟨x, W̃⟩ + b`` under given masks, one entry per rank axis: None, (R,), or (B, R) per sample."""
         y = contract(x, self.operands(), masks, self._plan)
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def moments(self, x: Tensor, *, covariance: bool = False, n_samples: int | None = None) -> Moments | SampledMoments:
+        """Exact mean and variance of every output over the masks, in one pass and differentiable.
+
+        They describe one draw of the masks for one sample: the same for per-sample and per-batch masks, and in
+        ``train`` and ``eval`` mode alike. Per sample, with projected input ``P`` of ranks ``R_n`` and O outputs:
+
+        - CP: one forward pass and one more product of (R) with (R, O).
+        - Tucker: with the largest input rank R and T the product of the others, about ``R T²/2 (R_N + O)``
+          multiply-adds in blocks (T up to 16); else, and for the nested law, sums over all core entries mode by
+          mode, ``2^modes`` of them, in chunks of the batch.
+        - TT: ``2^bonds`` passes over the products of the bonds, in chunks of the batch.
+
+        Args:
+            x: (B, *input_shape).
+            covariance: return the covariance between all outputs, (B, *output_shape, *output_shape).
+            n_samples: estimate by that many draws instead, with standard errors; needed for a law without second
+                moments.
+
+        Returns:
+            ``Moments(mean, variance)``, or ``SampledMoments(mean, variance, standard_error)`` with ``n_samples``.
+
+        Raises:
+            TensorDropoutError: if the input does not fit, or the law has no second moments and no ``n_samples``.
+
+        Example:
+            >>> import torch, tensor_dropout as td
+            >>> layer = td.CPRegression((8, 4, 4), 10, rank=6, dropout=0.8)
+            >>> mean, variance = layer.moments(torch.randn(2, 8, 4, 4))
+            >>> variance.shape, bool((variance >= 0).all())
+            (torch.Size([2, 10]), True)
+        """
+        self._check_input(x)
+        if n_samples is not None:
+            return self._sample_moments(x, covariance, n_samples)
+        exact = self.exact_moments(x, covariance=covariance)
+        mean = exact.mean.unflatten(1, self.output_shape)
+        if covariance:
+            return Moments(mean, exact.variance.unflatten(2, self.output_shape).unflatten(1, self.output_shape))
+        return Moments(mean, exact.variance.unflatten(1, self.output_shape))
+
+    def exact_moments(self, x: Tensor, *, covariance: bool = False) -> ExactMoments:
+        """The moments of the flattened output, and the variance of any weighted sum of the outputs."""
+        operands = self.operands()
+        n_projected, _ = self._projection()
+        projected = contract(x, operands[:n_projected], [], self._projection_plan)
+        with torch.autocast(x.device.type, enabled=False):
+            projected = projected if projected.dtype == torch.float64 else projected.float()
+            block = max(2**20, x.numel() // 4)
+            mean, variance, variance_of = self._exact_moments(
+                projected, self._mask_moments(projected), block, covariance
+            )
+            # A correlated mask (with replacement, min_rank) subtracts a part: rounding may leave a negative zero.
+            variance = variance if covariance else variance.clamp(min=0)
+            mean = mean if self.bias is None else mean + self.bias.flatten().to(mean.dtype)
+        return ExactMoments(mean, variance, variance_of)
+
+    def _mask_moments(self, like: Tensor) -> list[MaskMoments]:
+        masks = [fixed_mask(R, like) for R in self._ranks]
+        for axis in self.dropped_axes:
+            assert self.dropout is not None
+            inverted = self.dropout.scaling == "inverted"
+            moments = mask_moments(self.dropout.law, self._ranks[axis], self.dropout.theta, inverted=inverted)
+            if moments is None:
+                raise TensorDropoutError(
+                    f"{type(self).__name__}.moments: the law {self.dropout.law!r} has no second moments; pass "
+                    "n_samples= for a Monte-Carlo estimate with its standard error"
+                )
+            masks[axis] = moments.to(like)
+        return masks
+
+    def _sample_moments(self, x: Tensor, covariance: bool, n_samples: int) -> SampledMoments:
+        if type(n_samples) is not int or n_samples < 2:
+            raise TensorDropoutError(
+                f"{type(self).__name__}.moments: n_samples is an integer of at least 2, got {n_samples!r}"
+            )
+        draws = torch.stack([self.regress(x, self.draw_masks(x.shape[0])) for _ in range(n_samples)])
+        return sampled_moments(draws, len(self.output_shape), covariance=covariance)
 
     def dense_weight(self) -> Tensor:
         """The weight at test time, of shape (*input_shape, *output_shape): for tests and export, not for speed."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.layers.initialize import target_norm
+from tensor_dropout.layers.moments import ExactMoments, MaskMoments, quadratic, tt_variance
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
 
@@ -78,6 +79,29 @@ class TTRegression(TensorRegression):
         modes = inputs + outputs
         cores = [bonds[max(0, n - 1) : n] + mode + bonds[n : n + 1] for n, mode in enumerate(modes)]
         return inputs, cores, outputs, bonds
+
+    def _projection(self) -> tuple[int, str]:
+        inputs, _, _, bonds = self._indices()
+        return 1, bonds[0] + inputs[1:]
+
+    def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
+        cores = [core.to(x.dtype) for core in self.cores]
+        inner, outer = cores[1 : len(self.input_shape)], cores[len(self.input_shape) :]
+        # After n cores a sample holds the kept bonds R_1..R_n, the next bond and the modes still to come.
+        held = max(prod(self._ranks[: n + 1]) * prod(self.input_shape[n + 1 :]) for n in range(len(inner) + 1))
+        chunk = max(1, block // held)
+
+        def variance(covariance: bool) -> Tensor:
+            return torch.cat([tt_variance(y, inner, masks, outer, covariance=covariance) for y in x.split(chunk)])
+
+        mean = torch.einsum("br...,r->br...", x, masks[0].mean)
+        for n, core in enumerate(inner, 1):
+            mean = torch.einsum("bri...,ris->bs...", mean, core * masks[n].mean)
+        last = outer[0]
+        for n, core in enumerate(outer[1:], len(inner) + 1):
+            last = torch.einsum("ros,spt->ropt", last * masks[n].mean, core).flatten(1, 2)
+        mean = mean @ last.squeeze(-1)
+        return ExactMoments(mean, variance(covariance), lambda w: quadratic(variance(True), w))
 
     def operands(self) -> list[Tensor]:
         """The cores, without the bonds of size 1 at the two ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_, target_norm
+from tensor_dropout.layers.moments import ExactMoments, MaskMoments, joint_mask, tucker_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
 
@@ -79,6 +81,17 @@ class TuckerRegression(TensorRegression):
             outputs,
             ranks,
         )
+
+    def _projection(self) -> tuple[int, str]:
+        n_in = len(self.input_shape)
+        return n_in, self._indices()[3][:n_in]
+
+    def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
+        n_in = len(self.input_shape)
+        core = self.core.to(x.dtype).flatten(n_in)
+        V = reduce(torch.kron, [factor.to(x.dtype) for factor in self.factors[n_in:]])
+        out = joint_mask(masks[n_in:], x)
+        return tucker_moments(x, core, V, masks[:n_in], out, block, covariance=covariance)
 
     def operands(self) -> list[Tensor]:
         """The factors, then the core."""

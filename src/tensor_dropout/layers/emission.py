@@ -1,0 +1,70 @@
+"""Asking the head of a whole network for more than its output, through the network's own ``forward``.
+
+Calling the head directly would bypass DDP, FSDP2 and ``torch.compile`` (gradients stayed unsynchronised). Instead the
+head, for one call, returns a NamedTuple in place of its output, and the network passes it on as its result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.regression import TensorRegression
+
+Emitted = TypeVar("Emitted", bound=tuple[Any, ...])
+
+
+def find_head(model: nn.Module, where: str) -> TensorRegression:
+    """The one tensor regression layer of a model; of several, the one that is randomized."""
+    layers = [module for module in model.modules() if isinstance(module, TensorRegression)]
+    if not layers:
+        raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
+    randomized = [layer for layer in layers if layer.dropped_axes]
+    chosen = layers if len(layers) == 1 else randomized
+    if len(chosen) != 1:
+        raise TensorDropoutError(
+            f"{where}: the randomness must be in one last layer, but {type(model).__name__} has {len(layers)} tensor "
+            f"regression layers, {len(randomized)} of them with dropout; use td.predict(mode='sample') instead"
+        )
+    return chosen[0]
+
+
+def emit(
+    model: nn.Module,
+    x: Tensor,
+    function: Callable[[TensorRegression, Tensor], Emitted],
+    kind: type[Emitted],
+    where: str,
+) -> Emitted:
+    """Run ``model(x)`` with its head returning ``function(head, features)``.
+
+    Args:
+        model: a layer, or a network whose last layer is one.
+        x: the network's input.
+        function: what the head returns.
+        kind: the type that it returns.
+        where: the caller's name, for messages.
+
+    Raises:
+        TensorDropoutError: if the head is not the network's last step.
+    """
+    head = find_head(model, where)
+    trailing = (
+        f"{where}: {type(model).__name__} does not return its tensor regression layer's output as it is; that layer "
+        "must be the last step (use output_shape instead of a later reshape), or use td.predict(mode='sample')"
+    )
+    head._emit = function
+    try:
+        emitted = model(x)
+    except (TypeError, AttributeError) as error:
+        if kind.__name__ not in str(error):  # not about what the head returned: the model's own mistake
+            raise
+        raise TensorDropoutError(trailing) from error
+    finally:
+        head._emit = None
+    if not isinstance(emitted, kind):
+        raise TensorDropoutError(trailing)
+    return emitted

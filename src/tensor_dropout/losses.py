@@ -1,0 +1,150 @@
+"""Losses with the masks integrated out: what stochastic training minimizes on average, without its noise."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.cp import CPRegression
+from tensor_dropout.layers.dropout import Masks
+from tensor_dropout.layers.emission import emit
+from tensor_dropout.layers.laws import Bernoulli
+from tensor_dropout.layers.moments import Moments
+from tensor_dropout.layers.plan import contract
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.tucker import TuckerRegression
+
+
+def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal["exact", "paper"] = "exact") -> Tensor:
+    """The mean of ``F.mse_loss(model(x), y)`` over all masks, in closed form.
+
+    ``E‖y - f‖² = ‖y - E f‖² + Σ_o Var f_o``: the deterministic regularized loss of the paper's theorems 1 and 2,
+    for every law, format, scaling and output shape. The printed regularizers are not exact (``docs/theory.md``);
+    ``regularizer="paper"`` keeps them, as an approximation, to reproduce the paper's figures.
+
+    The call goes through ``model.forward``, so DDP, FSDP2 and ``torch.compile`` see it. In ``train`` mode other
+    random layers of the network still draw; the expectation is over the masks of the last layer.
+
+    Args:
+        model: a tensor regression layer, or a network whose last layer is one.
+        x: the input of the model.
+        y: the target, of the shape of the output.
+        regularizer: "exact", or "paper" for the printed formula (Bernoulli, ``scaling="paper"``, CP or Tucker).
+
+    Raises:
+        TensorDropoutError: if shapes do not fit, x or y has a NaN or infinity, or the formula does not apply.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> layer = td.CPRegression((8, 4, 4), 1, rank=6, dropout=0.8)
+        >>> loss = td.expected_mse(layer, torch.randn(5, 8, 4, 4), torch.randn(5, 1))
+        >>> loss.backward()
+    """
+    functions = {"exact": _exact_moments, "paper": printed_moments}
+    if regularizer not in functions:
+        raise TensorDropoutError(f"expected_mse: regularizer is 'exact' or 'paper', got {regularizer!r}")
+    _check_finite("expected_mse", x=x, y=y)
+    mean, variance = emit(model, x, functions[regularizer], Moments, "expected_mse")
+    if y.shape != mean.shape:
+        raise TensorDropoutError(
+            f"expected_mse: y must have the output's shape {tuple(mean.shape)}, got {tuple(y.shape)}"
+        )
+    return F.mse_loss(mean, y) + variance.mean()
+
+
+def _exact_moments(layer: TensorRegression, x: Tensor) -> Moments:
+    moments = layer.moments(x)
+    assert isinstance(moments, Moments)
+    return moments
+
+
+def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
+    """Mean and "variance" as the paper prints them: an approximation (theorems 1 and 2, ``docs/theory.md``).
+
+    CP: ``θ⟨W,x⟩`` and ``θ(1-θ)⟨⟦U0²,..,UN²⟧, x²⟩``. Tucker: ``θ^N⟨W,x⟩`` and
+    ``θ^N(1-θ^N)⟨G² ×_0 U0² … ×_N UN², x²⟩`` with N one less than the number of dropped modes, as printed.
+    """
+    dropout = layer.dropout
+    supported = isinstance(layer, CPRegression | TuckerRegression)
+    if dropout is None or not supported or type(dropout.law) is not Bernoulli or dropout.min_rank:
+        raise TensorDropoutError(
+            "expected_mse: the paper's regularizer is printed for CP and Tucker with plain Bernoulli masks, "
+            f"got {type(layer).__name__} with {dropout}; use regularizer='exact'"
+        )
+    if dropout.scaling != "paper":
+        raise TensorDropoutError(
+            "expected_mse: the paper's regularizer is printed for unscaled masks; use TensorDropout(scaling='paper') "
+            "or regularizer='exact'"
+        )
+    nothing: Masks = [None] * len(layer.operands())
+    exponent = 1 if isinstance(layer, CPRegression) else len(layer.dropped_axes) - 1
+    keep = dropout.theta.to(x.dtype) ** exponent
+    mean = keep * contract(x, layer.operands(), nothing, layer._plan)
+    squares = contract(x.square(), [operand.square() for operand in layer.operands()], nothing, layer._plan)
+    return Moments(mean if layer.bias is None else mean + layer.bias, keep * (1 - keep) * squares)
+
+
+class LogitMoments(NamedTuple):
+    """Mean of the logits, and ``Σ_o p_o Var f_o - Var[p·f]`` with ``p = softmax(mean)``: (B, O) and (B,)."""
+
+    mean: Tensor
+    curvature: Tensor
+
+
+def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """An approximation of the mean of ``F.cross_entropy(model(x), y)`` over all masks, usable as a training loss.
+
+    Second order around the mean logits μ, with their exact covariance Σ under the masks and ``p = softmax(μ)``:
+
+        ``E[CE] ≈ CE(μ, y) + ½ (Σ_o p_o Σ_oo - pᵀ Σ p)``.
+
+    The added term is never negative; it vanishes at θ = 1. It was chosen by measurement over mean-field scaling, the
+    log-normal bound and Gaussian quadrature (``benchmarks/cross_entropy.py``; errors in ``docs/theory.md``).
+
+    Args:
+        model: a tensor regression layer with one output mode, or a network whose last layer is one.
+        x: the input of the model.
+        y: class numbers (B,), or class probabilities (B, O).
+
+    Raises:
+        TensorDropoutError: if shapes do not fit, or x has a NaN or infinity.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> layer = td.TuckerRegression((8, 4, 4), 10, rank=(4, 2, 2, 5), dropout=0.8)
+        >>> loss = td.expected_cross_entropy(layer, torch.randn(5, 8, 4, 4), torch.randint(10, (5,)))
+        >>> loss.backward()
+    """
+    _check_finite("expected_cross_entropy", x=x)
+    mean, curvature = emit(model, x, logit_moments, LogitMoments, "expected_cross_entropy")
+    classes = y.shape == mean.shape[:1] and not y.is_floating_point()
+    if not classes and not (y.shape == mean.shape and y.is_floating_point()):
+        raise TensorDropoutError(
+            f"expected_cross_entropy: y holds class numbers of shape {tuple(mean.shape[:1])} or probabilities of shape "
+            f"{tuple(mean.shape)}, got {y.dtype} of shape {tuple(y.shape)}"
+        )
+    return F.cross_entropy(mean, y) + 0.5 * curvature.mean()
+
+
+def logit_moments(layer: TensorRegression, x: Tensor) -> LogitMoments:
+    """The exact moments of the logits that the second-order cross-entropy needs."""
+    if len(layer.output_shape) != 1:
+        raise TensorDropoutError(
+            f"expected_cross_entropy: the logits need one output mode, got output_shape={layer.output_shape}"
+        )
+    exact = layer.exact_moments(x)
+    p = exact.mean.softmax(-1)
+    return LogitMoments(exact.mean, (p * exact.variance).sum(-1) - exact.variance_of(p))
+
+
+def _check_finite(where: str, **tensors: Tensor) -> None:
+    # Reading the answer waits for the device; a compiled step skips the check.
+    if torch.compiler.is_compiling():
+        return
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise TensorDropoutError(f"{where}: {name} contains NaN or infinity; clean the data first")

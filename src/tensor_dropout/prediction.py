@@ -1,0 +1,160 @@
+"""Prediction: the mean network, Monte-Carlo tensor dropout, or the exact moments in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.files import unwrap
+from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.emission import emit
+from tensor_dropout.layers.moments import Moments
+from tensor_dropout.layers.regression import TensorRegression, randomized_layers
+
+
+class Prediction(NamedTuple):
+    """What :func:`predict` returns; entries that a mode or task does not give are None.
+
+    Attributes:
+        mean: the mean output: logits, or the regression's output in its own units.
+        std: the standard deviation of the output over the masks, in the same units.
+        probs: the softmax averaged over the masks (classification).
+        entropy: the entropy of ``probs`` in nats: total uncertainty.
+        mutual_information: ``entropy`` minus the mean entropy of single draws: what the masks disagree about.
+    """
+
+    mean: Tensor
+    std: Tensor | None = None
+    probs: Tensor | None = None
+    entropy: Tensor | None = None
+    mutual_information: Tensor | None = None
+
+
+def predict(
+    model: nn.Module,
+    x: Tensor,
+    *,
+    mode: Literal["mean", "sample", "exact"] = "mean",
+    n_samples: int = 32,
+    task: Literal["classification", "regression"] | None = None,
+) -> Prediction:
+    """Predict with uncertainty; the network is put in ``eval`` mode for the call, without gradients.
+
+    - "mean": the deterministic network with the mean weight. No std.
+    - "sample": ``n_samples`` passes of the whole network with fresh masks (Monte-Carlo tensor dropout).
+    - "exact": mean and std in closed form, in ONE pass. The averaged softmax has no closed form: ``probs``,
+      ``entropy`` and ``mutual_information`` average ``n_samples`` draws of the last layer alone, on the same features.
+
+    Args:
+        model: a tensor regression layer, or a network; for "exact" its last layer must be one.
+        x: the input of the model.
+        mode: see above.
+        n_samples: the number of draws.
+        task: "classification" or "regression"; None takes outputs (B, O) with O > 1 for logits.
+
+    Raises:
+        TensorDropoutError: if nothing is random, or for "exact" if the randomness is not only in the last layer.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), td.CPRegression((8, 4, 4), 1, rank=6, dropout=0.8))
+        >>> age = td.predict(net, torch.randn(2, 3, 6, 6), mode="exact")
+        >>> age.mean.shape, age.std.shape
+        (torch.Size([2, 1]), torch.Size([2, 1]))
+    """
+    if mode not in ("mean", "sample", "exact"):
+        raise TensorDropoutError(f"predict: mode is 'mean', 'sample' or 'exact', got {mode!r}")
+    if task not in (None, "classification", "regression"):
+        raise TensorDropoutError(f"predict: task is 'classification', 'regression' or None, got {task!r}")
+    if type(n_samples) is not int or n_samples < 2:
+        raise TensorDropoutError(f"predict: n_samples is an integer of at least 2, got {n_samples!r}")
+    if mode != "mean" and not randomized_layers(model):
+        raise TensorDropoutError(
+            f"predict: {type(model).__name__} has no tensor regression layer with dropout, so mode={mode!r} has "
+            "nothing to average; use mode='mean'"
+        )
+    with torch.no_grad(), _evaluating(model):
+        if mode == "exact":
+            return _predict_exact(model, x, n_samples, task)
+        if mode == "sample":
+            with _at_test(model, "sample"):
+                draws = torch.stack([model(x) for _ in range(n_samples)])
+            return _describe(draws.mean(0), draws.std(0), draws, task)
+        with _at_test(model, "mean"):
+            output = model(x)
+        return _describe(output, None, output.unsqueeze(0), task)
+
+
+class _Draws(NamedTuple):
+    moments: Moments
+    draws: Tensor | None
+
+
+def _predict_exact(model: nn.Module, x: Tensor, n_samples: int, task: str | None) -> Prediction:
+    before = _random_state(x)
+
+    def describe_head(layer: TensorRegression, features: Tensor) -> _Draws:
+        if not torch.equal(before, _random_state(x)):
+            raise TensorDropoutError(
+                f"predict: {type(model).__name__} draws random numbers before its last layer, so the exact moments "
+                "of that layer are not the whole uncertainty; use mode='sample'"
+            )
+        moments = layer.moments(features)
+        assert isinstance(moments, Moments)
+        if not _is_classification(moments.mean, task):
+            return _Draws(moments, None)
+        masks = (layer.draw_masks(len(features)) for _ in range(n_samples))
+        return _Draws(moments, torch.stack([layer.regress(features, mask) for mask in masks]))
+
+    # Eager and unwrapped: each call brings a function of its own, for which a compiled network would recompile.
+    (mean, variance), draws = emit(unwrap(model), x, describe_head, _Draws, "predict")
+    return _describe(mean, variance.sqrt(), draws, task)
+
+
+def _describe(mean: Tensor, std: Tensor | None, draws: Tensor | None, task: str | None) -> Prediction:
+    if draws is None or not _is_classification(mean, task):
+        return Prediction(mean, std)
+    log_probs = draws.log_softmax(-1)  # (n, B, O)
+    probs = log_probs.exp().mean(0)
+    entropy = torch.special.entr(probs).sum(-1)
+    if std is None:
+        return Prediction(mean, None, probs, entropy)
+    single = -(log_probs.exp() * log_probs).sum(-1).mean(0)
+    return Prediction(mean, std, probs, entropy, (entropy - single).clamp(min=0))
+
+
+def _is_classification(output: Tensor, task: str | None) -> bool:
+    return task == "classification" or (task is None and output.ndim == 2 and output.shape[1] > 1)
+
+
+def _random_state(x: Tensor) -> Tensor:
+    return torch.cuda.get_rng_state(x.device) if x.is_cuda else torch.get_rng_state()
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def _at_test(model: nn.Module, at_test: Literal["mean", "sample"]) -> Iterator[None]:
+    dropouts = [module for module in model.modules() if isinstance(module, TensorDropout)]
+    before = [dropout.at_test for dropout in dropouts]
+    for dropout in dropouts:
+        dropout.at_test = at_test
+    try:
+        yield
+    finally:
+        for dropout, setting in zip(dropouts, before, strict=True):
+            dropout.at_test = setting
