@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.version import __version__
+from tensor_dropout.writing import replacing
 
 FORMAT_VERSION = 1
 _HEADER = "tensor_dropout"
@@ -62,13 +64,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     target = Path(path)
     if not target.parent.is_dir():
         raise TensorDropoutError(f"save: the folder {target.parent} does not exist; make it first")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    os.close(handle)
-    try:
-        save_model(model, temporary, metadata={_HEADER: json.dumps(config)})
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    if target.is_dir():
+        raise TensorDropoutError(f"save: {target} is a folder; name a file in it")
+    with replacing(target) as temporary:
+        save_model(model, str(temporary), metadata={_HEADER: json.dumps(config)})
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -86,19 +85,29 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
         TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
             names a law that is not registered.
     """
-    config = _read_config(path)
-    if model is None:
-        if set(config["layers"]) != {""}:
-            raise TensorDropoutError(
-                f"load: {path} holds a network with the layers {list(config['layers'])}; pass model= to fill it"
-            )
-        model = _build(config["layers"][""], path)
-    target = unwrap(model)
-    _match(config["layers"], target, path)
+    layers = _read_layers(path)
+    with _blaming(path):
+        if model is None:
+            if set(layers) != {""}:
+                raise TensorDropoutError(
+                    f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it"
+                )
+            model = _build(layers[""], path)
+        target = unwrap(model)
+        found = tensor_layers(target)
+        _match(layers, found, path)
+        dropouts = {name: _build_dropout(config["dropout"]) for name, config in layers.items()}
+        for name, dropout in dropouts.items():
+            if dropout is not None:
+                dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
+    before = {name: layer.dropout for name, layer in found.items()}
     try:
+        _set_dropouts(found, dropouts)
+        _check_weights(target, path)
         load_model(target, path)
-    except RuntimeError as error:
-        raise TensorDropoutError(f"load: the weights of {path} do not fit the model: {error}") from error
+    except BaseException:
+        _set_dropouts(found, before)
+        raise
     return model
 
 
@@ -118,7 +127,19 @@ def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:
     return {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
 
 
-def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+@contextmanager
+def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn whatever a damaged config makes fail into our exception."""
+    try:
+        yield
+    except TensorDropoutError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise TensorDropoutError(f"load: the config in the header of {path} is damaged: {error!r}") from error
+
+
+def _read_layers(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The configs of the saved layers by name."""
     if not Path(path).is_file():
         raise TensorDropoutError(f"load: there is no file {path}")
     try:
@@ -128,28 +149,27 @@ def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise TensorDropoutError(f"load: {path} is not a safetensors file: {error}") from error
     if header is None:
         raise TensorDropoutError(f"load: {path} was not written by td.save; load plain weights with load_state_dict")
-    try:
-        config: dict[str, Any] = json.loads(header)
-        version, layers = config["version"], config["layers"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise TensorDropoutError(f"load: the config in the header of {path} is damaged: {error!r}") from error
-    if version != FORMAT_VERSION:
-        raise TensorDropoutError(
-            f"load: {path} has format version {version}, this library reads version {FORMAT_VERSION}; upgrade it"
-        )
-    for name, layer in layers.items():
-        if layer.get("type") not in _LAYERS:
+    with _blaming(path):
+        config = json.loads(header)
+        if config["version"] != FORMAT_VERSION:
             raise TensorDropoutError(
-                f"load: layer {name!r} of {path} has the unknown type {layer.get('type')!r}; known are {list(_LAYERS)}"
+                f"load: {path} has format version {config['version']}, this library reads version {FORMAT_VERSION}; "
+                "upgrade it"
             )
-    return config
+        layers: dict[str, Any] = dict(config["layers"].items())
+        return layers
 
 
 def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegression:
+    if config["type"] not in _LAYERS:
+        raise TensorDropoutError(
+            f"load: {path} holds a layer of the unknown type {config['type']!r}; known are {list(_LAYERS)}; pass "
+            "model= to fill one of your own"
+        )
     with safe_open(path, framework="pt") as file:
-        first = file.get_slice(next(key for key in file.keys() if not key.endswith("theta")))  # noqa: SIM118
-        dtype = first[:].dtype
-    rank = config["rank"] if len(config["rank"]) > 1 or config["type"] != "CPRegression" else config["rank"][0]
+        weight = next(key for key in file.keys() if not key.endswith("theta"))  # noqa: SIM118 - not a mapping
+        dtype = file.get_tensor(weight).dtype
+    rank = config["rank"][0] if config["type"] == "CPRegression" else config["rank"]
     return _LAYERS[config["type"]](
         config["input_shape"],
         config["output_shape"],
@@ -165,9 +185,14 @@ def _build_dropout(config: dict[str, Any] | None) -> TensorDropout | None:
     return None if config is None else TensorDropout(**config)
 
 
-def _match(layers: dict[str, Any], model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Check that the model has the saved layers, and give them the saved dropout."""
-    found = tensor_layers(model)
+def _set_dropouts(layers: dict[str, TensorRegression], dropouts: dict[str, TensorDropout | None]) -> None:
+    for name, layer in layers.items():
+        dropout = dropouts[name]
+        layer.dropout = None if dropout is None else dropout.to(layer.operands()[0].device).train(layer.training)
+
+
+def _match(layers: dict[str, Any], found: dict[str, TensorRegression], path: str | os.PathLike[str]) -> None:
+    """Check that the model has the saved layers."""
     if set(found) != set(layers):
         raise TensorDropoutError(
             f"load: {path} has tensor regression layers at {sorted(layers)}, the model at {sorted(found)}"
@@ -179,7 +204,19 @@ def _match(layers: dict[str, Any], model: nn.Module, path: str | os.PathLike[str
                 raise TensorDropoutError(
                     f"load: layer {name!r} of {path} has {key}={config[key]}, the model's has {present[key]}"
                 )
-    for name, config in layers.items():
-        dropout = _build_dropout(config["dropout"])
-        found[name].dropout = None if dropout is None else dropout.to(found[name].operands()[0].device)
-        found[name].train(found[name].training)
+
+
+def _check_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Check names and shapes before anything is overwritten; tied weights are stored once."""
+    state = model.state_dict()
+    with safe_open(path, framework="pt") as file:
+        saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    stored = {state[key].data_ptr() for key in saved if key in state}
+    missing = [key for key, tensor in state.items() if key not in saved and tensor.data_ptr() not in stored]
+    for problem, names in (
+        ("lacks", missing),
+        ("has, beyond the model,", [key for key in saved if key not in state]),
+        ("has another shape of", [key for key in saved if key in state and saved[key] != tuple(state[key].shape)]),
+    ):
+        if names:
+            raise TensorDropoutError(f"load: the weights of {path} do not fit the model: the file {problem} {names}")

@@ -92,13 +92,13 @@ def predict(
 
 class _Draws(NamedTuple):
     moments: Moments
-    draws: Tensor | None
+    draws: Tensor
 
 
 def _predict_exact(model: nn.Module, x: Tensor, n_samples: int, task: str | None) -> Prediction:
     before = _random_state(x)
 
-    def describe_head(layer: TensorRegression, features: Tensor) -> _Draws:
+    def describe_head(layer: TensorRegression, features: Tensor) -> Moments | _Draws:
         if not torch.equal(before, _random_state(x)):
             raise TensorDropoutError(
                 f"predict: {type(model).__name__} draws random numbers before its last layer, so the exact moments "
@@ -107,12 +107,13 @@ def _predict_exact(model: nn.Module, x: Tensor, n_samples: int, task: str | None
         moments = layer.moments(features)
         assert isinstance(moments, Moments)
         if not _is_classification(moments.mean, task):
-            return _Draws(moments, None)
+            return moments
         masks = (layer.draw_masks(len(features)) for _ in range(n_samples))
         return _Draws(moments, torch.stack([layer.regress(features, mask) for mask in masks]))
 
     # Eager and unwrapped: each call brings a function of its own, for which a compiled network would recompile.
-    (mean, variance), draws = emit(unwrap(model), x, describe_head, _Draws, "predict")
+    emitted = emit(unwrap(model), x, describe_head, (Moments, _Draws), "predict")
+    (mean, variance), draws = emitted if isinstance(emitted, _Draws) else (emitted, None)
     return _describe(mean, variance.sqrt(), draws, task)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -162,7 +163,7 @@ class TensorDropout(nn.Module):
                 f"TensorDropout: the law {self.law!r} has no name to save; give it one with td.register_law"
             )
         return {
-            "theta": round(float(self.theta), 7),
+            "theta": float(str(np.float32(self.theta.item()))),  # the shortest number that is this float32
             "law": name,
             "modes": self.modes if self.modes == "all" else list(self.modes),
             "per_sample": self.per_sample,
@@ -180,7 +181,7 @@ class TensorDropout(nn.Module):
         return shown + (", at_test='sample'" if self.at_test == "sample" else "")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "theta" and not isinstance(value, Tensor):
+        if name == "theta":
             self.theta.fill_(check_theta(value))
         else:
             super().__setattr__(name, value)
@@ -189,7 +190,7 @@ class TensorDropout(nn.Module):
         # Move θ with the network but keep its float32 value: bf16 would turn .9 into .8984.
         theta = self.theta
         super()._apply(fn, recurse)
-        self.theta = theta.to(device="cpu" if self.theta.is_meta else self.theta.device)
+        self._buffers["theta"] = theta.to(device="cpu" if self.theta.is_meta else self.theta.device)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -209,7 +210,8 @@ def check_theta(theta: Any) -> float:
     """θ as a float in (0, 1]."""
     if isinstance(theta, Tensor) and theta.numel() == 1:
         theta = theta.item()
-    if isinstance(theta, bool) or not isinstance(theta, int | float) or not 0 < theta <= 1:
+    valid = isinstance(theta, int | float) and not isinstance(theta, bool) and 0 < theta <= 1
+    if not valid or np.float32(theta) == 0:
         raise TensorDropoutError(
             f"TensorDropout: theta is the KEEP probability, a number in (0, 1], got {theta!r}; theta=1 means no dropout"
         )

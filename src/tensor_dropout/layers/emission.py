@@ -15,6 +15,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 
 Emitted = TypeVar("Emitted", bound=tuple[Any, ...])
+Kinds = type[Emitted] | tuple[type[Emitted], ...]
 
 
 def find_head(model: nn.Module, where: str) -> TensorRegression:
@@ -36,7 +37,7 @@ def emit(
     model: nn.Module,
     x: Tensor,
     function: Callable[[TensorRegression, Tensor], Emitted],
-    kind: type[Emitted],
+    kinds: Kinds,
     where: str,
 ) -> Emitted:
     """Run ``model(x)`` with its head returning ``function(head, features)``.
@@ -45,7 +46,7 @@ def emit(
         model: a layer, or a network whose last layer is one.
         x: the network's input.
         function: what the head returns.
-        kind: the type that it returns.
+        kinds: the type, or types, that it returns.
         where: the caller's name, for messages.
 
     Raises:
@@ -60,11 +61,12 @@ def emit(
     try:
         emitted = model(x)
     except (TypeError, AttributeError) as error:
-        if kind.__name__ not in str(error):  # not about what the head returned: the model's own mistake
+        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
+        if not any(name in str(error) for name in (*names, "tuple")):  # the model's own mistake, not about the head
             raise
         raise TensorDropoutError(trailing) from error
     finally:
         head._emit = None
-    if not isinstance(emitted, kind):
+    if not isinstance(emitted, kinds):
         raise TensorDropoutError(trailing)
     return emitted

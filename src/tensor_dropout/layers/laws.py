@@ -111,9 +111,9 @@ class Bernoulli(ExchangeableLaw):
         scores = torch.rand(shape, device=device)
         if self.min_rank == 0:
             return (scores < theta).float()
-        cumulative = binomial_pmf(shape[-1], precise(theta), self.min_rank).cumsum(0)
-        edges = (cumulative[:-1] / cumulative[-1]).float()
-        survivors = self.min_rank + (torch.rand((*shape[:-1], 1), device=device) > edges).sum(-1, keepdim=True)
+        chances = log_binomial(shape[-1], precise(theta), self.min_rank).softmax(0)
+        edges = chances.cumsum(0)[:-1].float()
+        survivors = self.min_rank + (torch.rand((*shape[:-1], 1), device=device) >= edges).sum(-1, keepdim=True)
         return (scores.argsort(-1).argsort(-1) < survivors).float()
 
     def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,9 +121,9 @@ class Bernoulli(ExchangeableLaw):
         theta, k = precise(theta), self.min_rank
         if k == 0:
             return theta, theta, theta * theta
-        tail = binomial_tail(R, theta, k)
-        mean = theta * binomial_tail(R - 1, theta, k - 1) / tail
-        return mean, mean, theta * theta * binomial_tail(R - 2, theta, k - 2) / tail
+        tail = log_tail(R, theta, k)
+        mean = theta * (log_tail(R - 1, theta, k - 1) - tail).exp()
+        return mean, mean, theta * theta * (log_tail(R - 2, theta, k - 2) - tail).exp()
 
     def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor]:
         """All ``2^R`` masks (those with at least ``min_rank`` ones), with their conditional probabilities."""
@@ -239,21 +239,21 @@ def precise(theta: Tensor) -> Tensor:
     return theta if theta.device.type == "mps" else theta.double()
 
 
-def binomial_pmf(n: int, theta: Tensor, least: int) -> Tensor:
-    """``P(Bin(n, θ) = j)`` for ``j = least..n``; the coefficients are a table, since ONNX has no lgamma."""
+def log_binomial(n: int, theta: Tensor, least: int) -> Tensor:
+    """``log P(Bin(n, θ) = j)`` for ``j = least..n``; the coefficients are a table, since ONNX has no lgamma."""
     table = [math.lgamma(n + 1) - math.lgamma(j + 1) - math.lgamma(n - j + 1) for j in range(least, n + 1)]
     log_ways = torch.tensor(table, dtype=theta.dtype, device=theta.device)
     j = torch.arange(least, n + 1, dtype=theta.dtype, device=theta.device)
     # At θ = 1 only j = n has any probability: its factor (1-θ)^0 is 1, not exp(0 · -inf).
     log_drop = torch.where(j < n, (n - j) * torch.log1p(-theta), 0.0)
-    return torch.exp(log_ways + j * torch.log(theta) + log_drop)
+    return log_ways + j * torch.log(theta) + log_drop
 
 
-def binomial_tail(n: int, theta: Tensor, least: int) -> Tensor:
-    """``P(Bin(n, θ) ≥ least)`` as a sum of positive terms: 1 minus the other tail would cancel."""
+def log_tail(n: int, theta: Tensor, least: int) -> Tensor:
+    """``log P(Bin(n, θ) ≥ least)`` as a sum of positive terms: 1 minus the other tail would cancel."""
     if least <= 0:
-        return torch.ones_like(theta)
-    return binomial_pmf(n, theta, least).sum()
+        return torch.zeros_like(theta)
+    return log_binomial(n, theta, least).logsumexp(0)
 
 
 def all_tuples(values: tuple[float, float], R: int, device: torch.device) -> Tensor:

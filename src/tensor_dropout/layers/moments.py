@@ -29,10 +29,23 @@ class Moments(NamedTuple):
     """Mean and variance of the output of a randomized layer, for one draw of its masks.
 
     ``variance`` has the shape of the output, or (B, *output_shape, *output_shape) if the covariance was asked for.
+    The methods let a network's forward end in ``head(x).squeeze(-1)`` and the like.
     """
 
     mean: Tensor
     variance: Tensor
+
+    def squeeze(self, *dim: int) -> Moments:
+        """Both squeezed."""
+        return Moments(self.mean.squeeze(*dim), self.variance.squeeze(*dim))
+
+    def flatten(self, *dims: int) -> Moments:
+        """Both flattened."""
+        return Moments(self.mean.flatten(*dims), self.variance.flatten(*dims))
+
+    def reshape(self, *shape: int) -> Moments:
+        """Both reshaped."""
+        return Moments(self.mean.reshape(*shape), self.variance.reshape(*shape))
 
 
 class SampledMoments(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -60,12 +61,13 @@ def fraction_rank(
             f"{where}: a float rank is a fraction of the dense parameters in (0, 1], got {fraction}; "
             "write an integer for an exact rank"
         )
-    budget = fraction * dense
+    budget = math.floor(fraction * dense * (1 + 1e-9))  # n / dense, as a float, must allow n parameters
     ones = (1,) * len(full)
     if count(ones) > budget:
+        least = math.ceil(count(ones) / dense * 10_000) / 10_000
+        advice = f"ask for a fraction of at least {least:g}" if least <= 1 else "write rank=1"
         raise TensorDropoutError(
-            f"{where}: rank={fraction} allows {int(budget)} parameters, but rank 1 already has {count(ones)}; "
-            f"ask for a fraction of at least {count(ones) / dense:.3g}"
+            f"{where}: rank={fraction:g} allows {budget} parameters, but rank 1 already has {count(ones)}; {advice}"
         )
     low, high = 0, max(full)  # how far along the way from 1 to full, in steps of the largest mode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any, Literal
 
@@ -224,7 +224,7 @@ class TensorRegression(nn.Module):
         operands = self.operands()
         n_projected, _ = self._projection()
         projected = contract(x, operands[:n_projected], [], self._projection_plan)
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             projected = projected if projected.dtype == torch.float64 else projected.float()
             block = max(2**20, x.numel() // 4)
             mean, variance, variance_of = self._exact_moments(
@@ -308,7 +308,7 @@ class TensorRegression(nn.Module):
             raise TensorDropoutError(
                 f"{where}: the input is on {x.device}, the parameters on {weight.device}; move one of them"
             )
-        if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != weight.dtype and (x.is_meta or not torch.is_autocast_enabled(x.device.type)):
             raise TensorDropoutError(
                 f"{where}: the input is {x.dtype}, the parameters are {weight.dtype}; cast one of them or use "
                 "torch.autocast"

@@ -52,14 +52,7 @@ class ThetaSchedule:
         self.dropouts = [module for module in model.modules() if isinstance(module, TensorDropout)]
         if not self.dropouts:
             raise TensorDropoutError(f"ThetaSchedule: {type(model).__name__} has no TensorDropout to steer")
-        if type(steps) is not int or steps < 1 or type(delay) is not int or delay < 0:
-            raise TensorDropoutError(f"ThetaSchedule: steps is at least 1 and delay 0, got {steps!r} and {delay!r}")
-        if shape not in ("linear", "cosine"):
-            raise TensorDropoutError(f"ThetaSchedule: shape is 'linear' or 'cosine', got {shape!r}")
-        self.start, self.end = check_theta(start), check_theta(end)
-        self.steps, self.delay, self.shape = steps, delay, shape
-        self.last_step = 0
-        self._apply()
+        self._set(start=start, end=end, steps=steps, delay=delay, shape=shape, last_step=0)
 
     @property
     def theta(self) -> float:
@@ -79,9 +72,25 @@ class ThetaSchedule:
         return {key: getattr(self, key) for key in ("start", "end", "steps", "delay", "shape", "last_step")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint, and set θ everywhere."""
-        for key in self.state_dict():
-            setattr(self, key, state[key])
+        """Go on from a checkpoint, and set θ everywhere.
+
+        Raises:
+            TensorDropoutError: if the state lacks an entry or holds one that is out of range; nothing is changed then.
+        """
+        if lacking := [key for key in self.state_dict() if key not in state]:
+            raise TensorDropoutError(f"ThetaSchedule: the state lacks {', '.join(lacking)}")
+        self._set(**{key: state[key] for key in self.state_dict()})
+
+    def _set(self, *, start: float, end: float, steps: int, delay: int, shape: str, last_step: int) -> None:
+        if type(steps) is not int or steps < 1 or type(delay) is not int or delay < 0:
+            raise TensorDropoutError(f"ThetaSchedule: steps is at least 1 and delay 0, got {steps!r} and {delay!r}")
+        if shape not in ("linear", "cosine"):
+            raise TensorDropoutError(f"ThetaSchedule: shape is 'linear' or 'cosine', got {shape!r}")
+        if type(last_step) is not int or last_step < 0:
+            raise TensorDropoutError(f"ThetaSchedule: last_step is an integer of at least 0, got {last_step!r}")
+        start, end = check_theta(start), check_theta(end)
+        self.start, self.end, self.steps, self.delay, self.shape = start, end, steps, delay, shape
+        self.last_step = last_step
         self._apply()
 
     def _apply(self) -> None:

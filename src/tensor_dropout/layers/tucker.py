@@ -95,7 +95,8 @@ class TuckerRegression(TensorRegression):
 
     def operands(self) -> list[Tensor]:
         """The factors, then the core."""
-        return [*self.factors, self.core]
+        factors = list(self.factors)  # torch 2.11 cannot trace the unpacking of a ParameterList
+        return [*factors, self.core]
 
     @property
     def mode_numbers(self) -> tuple[int, ...]:

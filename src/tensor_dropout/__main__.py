@@ -1,0 +1,21 @@
+"""The entry point of ``tensor-dropout`` and ``python -m tensor_dropout``."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say which extra it needs."""
+    try:
+        from tensor_dropout import cli
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("typer", "rich"):
+            raise
+        sys.exit(
+            f"tensor-dropout: the command line needs {error.name}, which is not installed; install it with: "
+            "pip install 'tensor-dropout[cli]'"
+        )
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

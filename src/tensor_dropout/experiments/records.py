@@ -1,0 +1,51 @@
+"""Records of experiments: JSON files that appear whole or not at all, and say what made them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensor_dropout.version import __version__
+from tensor_dropout.writing import replacing
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Write a record, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """The record at ``path`` if it is whole and was made with exactly these settings, else None."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    wanted = json.loads(json.dumps(settings))  # tuples become lists, as they did in the file
+    return record if isinstance(record, dict) and record.get("settings") == wanted else None
+
+
+def describe_environment(*packages: str) -> dict[str, Any]:
+    """What a reader needs to repeat a result: versions, machine, threads and the command.
+
+    Args:
+        *packages: further distributions whose versions matter.
+    """
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "tensor_dropout": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: metadata.version(package) for package in packages},
+        "machine": f"{platform.system()} {platform.machine()}",
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+    }

@@ -1,0 +1,16 @@
+"""Every test starts from the same seed, on one thread; the layers themselves are in ``layers_under_test.py``."""
+
+import os
+
+# Some virtual machines announce Intel's AMX and then crash on it: the first larger bf16 product ends the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed():
+    torch.manual_seed(0)

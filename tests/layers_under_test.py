@@ -1,0 +1,84 @@
+"""The layers that every integration test runs through: each format, law and kind of mask."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+
+import tensor_dropout as td
+
+FORMATS = {"tucker": td.TuckerRegression, "cp": td.CPRegression, "tt": td.TTRegression}
+LAWS = {
+    "bernoulli": {"law": "bernoulli"},
+    "bernoulli-min1": {"law": "bernoulli", "min_rank": 1},
+    "replacement": {"law": "replacement"},
+    "gaussian": {"law": "gaussian"},
+    "nested": {"law": "nested"},
+    "nested-min3": {"law": "nested", "min_rank": 3},
+}
+PER_SAMPLE = {"per-batch": False, "per-sample": True}
+
+INPUT_SHAPE = (8, 6, 5)
+OUTPUT_SHAPE = (10,)
+RANKS = {"tucker": (8, 6, 5, 8), "cp": 24, "tt": (8, 8, 8)}
+
+SMALL_INPUT_SHAPE = (3, 3, 3)
+SMALL_OUTPUT_SHAPE = (3,)
+SMALL_RANKS = {"tucker": (3, 3, 3, 3), "cp": 4, "tt": (3, 3, 3)}
+
+COMBINATIONS = list(product(FORMATS, LAWS, PER_SAMPLE.values()))
+
+every_format = pytest.mark.parametrize("format", FORMATS)
+every_law = pytest.mark.parametrize("law", LAWS)
+both_masks = pytest.mark.parametrize("per_sample", PER_SAMPLE.values(), ids=PER_SAMPLE.keys())
+
+_DROPOUT_OPTIONS = ("modes", "scaling", "min_rank", "at_test")
+
+
+def every_combination(test):
+    """Parametrize a test over format × law × per-batch/per-sample masks."""
+    return every_format(every_law(both_masks(test)))
+
+
+def name_combination(format, law, per_sample):
+    return f"{format}, {law}, {'per-sample' if per_sample else 'per-batch'} masks"
+
+
+def make_layer(
+    format, *, law="bernoulli", per_sample=False, theta=0.7, dtype=torch.float32, small=False, seed=0, **options
+):
+    """A layer in which every rank reaches the output (``init="normal"``); equal calls give equal parameters.
+
+    ``law`` is a key of LAWS, another name or a law object; ``theta=None`` is the layer without dropout. Other options
+    go to the dropout (modes, scaling, min_rank, at_test) or to the layer (rank, bias, init, device, ...).
+    """
+    dropout_options = {key: options.pop(key) for key in _DROPOUT_OPTIONS if key in options}
+    law_options = LAWS.get(law, {"law": law}) if isinstance(law, str) else {"law": law}
+    dropout = None
+    if theta is not None:
+        dropout = td.TensorDropout(theta, per_sample=per_sample, **{**law_options, **dropout_options})
+    layer_options = {
+        "input_shape": SMALL_INPUT_SHAPE if small else INPUT_SHAPE,
+        "output_shape": SMALL_OUTPUT_SHAPE if small else OUTPUT_SHAPE,
+        "rank": (SMALL_RANKS if small else RANKS)[format],
+        "init": "normal",
+        **options,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return FORMATS[format](dropout=dropout, dtype=dtype, **layer_options)
+
+
+def make_input(layer, batch=4, *, seed=1):
+    """A standard normal batch in the layer's dtype and on its device."""
+    weight = layer.operands()[0]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, *layer.input_shape, generator=generator, dtype=torch.float64)
+    return x.to(device=weight.device, dtype=weight.dtype)
+
+
+def count_distinct(outputs):
+    """How many of some tensors of equal shape differ from one another."""
+    return len(torch.unique(torch.stack([output.detach().flatten() for output in outputs]), dim=0))

@@ -1,0 +1,158 @@
+"""The command line: exit status and messages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+import tensor_dropout as td
+from tensor_dropout import cli, experiments
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def experiment(monkeypatch, tmp_path):
+    """An experiment "fake" whose run can be replaced; the current folder is empty."""
+    calls = []
+
+    def run(name, preset, out, seed):
+        calls.append((name, preset, out, seed))
+        return [out / "numbers.json"]
+
+    fake = SimpleNamespace(SUMMARY="does nothing", PRESETS={"quick": 1, "paper": 2}, run=run, calls=calls)
+    monkeypatch.setitem(sys.modules, "fake_experiment", fake)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "fake", "fake_experiment")
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+def fail_with(error):
+    def run(name, preset, out, seed):
+        raise error
+
+    return run
+
+
+def test_version():
+    result = runner.invoke(cli.app, ["--version"])
+    assert result.exit_code == 0
+    assert result.output.strip() == f"tensor-dropout {td.__version__}"
+
+
+def test_no_command_shows_the_help():
+    assert "reproduce" in runner.invoke(cli.app, []).output
+
+
+def test_help_lists_the_experiments(experiment):
+    result = runner.invoke(cli.app, ["reproduce", "--help"])
+    assert result.exit_code == 0
+    for text in (
+        "digits",
+        "fake",
+        "does nothing",
+        "quick, paper",
+        "Example: tensor-dropout reproduce digits",
+        "--seed",
+    ):
+        assert text in result.output
+
+
+def test_reproduce_says_what_it_wrote(experiment):
+    result = runner.invoke(cli.app, ["reproduce", "fake"])
+    assert result.exit_code == 0
+    assert os.path.join("out", "fake", "numbers.json") in result.output
+    assert [tuple(map(str, call)) for call in experiment.calls] == [
+        ("fake", "quick", os.path.join("out", "fake"), "0"),
+    ]
+
+
+def test_reproduce_passes_its_options_on(experiment, tmp_path):
+    result = runner.invoke(cli.app, ["reproduce", "fake", "--preset", "paper", "--out", "here", "--seed", "7"])
+    assert result.exit_code == 0
+    assert [tuple(map(str, call)) for call in experiment.calls] == [("fake", "paper", "here", "7")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["reproduce"], "NAME"),
+        (["reproduce", "digts"], "digits"),
+        (["reproduce", "zzz"], "known are"),
+        (["reproduce", "fake", "--preset", "huge"], "quick, paper"),
+        (["reproduce", "fake", "--seed", "-1"], "seed"),
+        (["reproduce", "fake", "--seed", "x"], "seed"),
+        (["reproduce", "fake", "--out", "a-file"], "a-file"),
+        (["fly"], "fly"),
+    ],
+)
+def test_bad_usage(experiment, tmp_path, arguments, message):
+    (tmp_path / "a-file").write_text("")
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 2
+    assert message.lower() in result.output.lower()
+    assert not experiment.calls
+
+
+@pytest.mark.parametrize(
+    "error", [td.TensorDropoutError("digits: install scikit-learn"), PermissionError(13, "Permission denied", "out")]
+)
+def test_a_failure_is_one_sentence(experiment, error):
+    experiment.run = fail_with(error)
+    result = runner.invoke(cli.app, ["reproduce", "fake"])
+    assert result.exit_code == 1
+    assert str(error) in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_our_own_mistakes_keep_their_traceback(experiment):
+    experiment.run = fail_with(RuntimeError("a bug"))
+    result = runner.invoke(cli.app, ["reproduce", "fake"])
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RuntimeError)
+
+
+def test_interruption(experiment):
+    experiment.run = fail_with(KeyboardInterrupt())
+    result = runner.invoke(cli.app, ["reproduce", "fake"])
+    assert result.exit_code == 130
+    assert "interrupted" in result.output
+    assert result.output.count("\n") == 1
+
+
+def test_an_unknown_experiment_from_python():
+    with pytest.raises(td.TensorDropoutError, match="no experiment 'nothing'"):
+        experiments.load_experiment("nothing")
+
+
+@pytest.mark.parametrize("missing", ["typer", "rich"])
+def test_without_the_extra(missing):
+    program = f"import sys; sys.modules[{missing!r}] = None; from tensor_dropout.__main__ import main; main()"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert "pip install 'tensor-dropout[cli]'" in result.stderr
+    assert missing in result.stderr
+
+
+def test_ctrl_c_in_a_real_process(tmp_path):
+    """The signal itself, in the middle of training."""
+    command = [sys.executable, "-m", "tensor_dropout", "reproduce", "digits", "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("out/runs/quick/*.json")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert "Traceback" not in errors
+    assert list(tmp_path.glob("out/runs/quick/*.json"))

@@ -1,0 +1,470 @@
+"""Saving and loading: round trips, files that must be refused, and files that must survive."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import stat
+import struct
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import tensor_dropout as td
+from layers_under_test import every_format, make_input, make_layer
+from tensor_dropout import files
+from tensor_dropout.layers import laws
+
+LAWS = [{"law": law} for law in ("bernoulli", "replacement", "gaussian", "nested")]
+LAWS += [{"law": "bernoulli", "min_rank": 2}, {"law": "nested", "min_rank": 2}]
+every_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: "-".join(map(str, law.values())))
+
+
+class HalfOfThem:
+    """A law of the user's own: c = 1/2 or 3/2."""
+
+    def draw(self, shape, theta, *, device):
+        return (torch.rand(shape, device=device) < theta).float() + 0.5
+
+    def mean(self, R, theta):
+        return (theta + 0.5).expand(R)
+
+    def second_moment(self, R, theta):
+        return None
+
+    def support(self, R, theta):
+        return None
+
+
+class Network(nn.Module):
+    """A backbone and a head, as users have them."""
+
+    def __init__(self, channels=6, head="tucker", **options):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, channels, 3), nn.BatchNorm2d(channels), nn.ReLU())
+        self.head = make_layer(head, input_shape=(channels, 6, 6), output_shape=4, rank=3, **options)
+
+    def forward(self, x):
+        return self.head(self.backbone(x))
+
+
+IMAGES = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model.safetensors"
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    monkeypatch.setattr(laws, "_REGISTERED", {})
+
+
+def assert_same_function(one, two, x):
+    """In eval, and in training under the same seed."""
+    assert one.training == two.training
+    training, outputs = one.training, []
+    for model in (one, two):
+        torch.manual_seed(5)
+        outputs.append((model.train()(x), model.eval()(x)))
+        model.train(training)
+    for ours, theirs in zip(*outputs, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+# Round trips.
+
+
+@every_format
+@every_law
+def test_round_trip_of_a_layer(path, format, law):
+    layer = make_layer(format, **law)
+    td.save(layer, path)
+    loaded = td.load(path)
+    assert type(loaded) is type(layer)
+    assert loaded.config() == layer.config()
+    assert repr(loaded) == repr(layer)
+    assert_same_function(loaded, layer, make_input(layer))
+
+
+@every_format
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"theta": None},
+        {"theta": None, "bias": False},
+        {"scaling": "paper", "at_test": "sample", "per_sample": True},
+        {"init": "pool"},
+        {"input_shape": (4,), "output_shape": (3, 2), "rank": 2},
+        {"dtype": torch.float64},
+    ],
+    ids=str,
+)
+def test_round_trip_of_every_setting(path, format, options):
+    layer = make_layer(format, **options)
+    td.save(layer, path)
+    loaded = td.load(path)
+    assert loaded.config() == layer.config()
+    assert_same_function(loaded, layer, make_input(layer))
+
+
+@pytest.mark.parametrize(("format", "modes"), [("tucker", (0, 3)), ("tt", (2,))])
+def test_round_trip_of_chosen_modes(path, format, modes):
+    layer = make_layer(format, modes=modes)
+    td.save(layer, path)
+    assert td.load(path).dropped_axes == layer.dropped_axes
+
+
+@pytest.mark.parametrize("theta", [0.3, 1 / 3, 0.999999, 1e-4, 1e-9])
+def test_round_trip_of_a_theta_that_was_changed(path, theta):
+    layer = make_layer("cp", theta=0.9)
+    layer.dropout.theta = theta
+    td.save(layer, path)
+    assert torch.equal(td.load(path).dropout.theta, torch.tensor(theta))
+
+
+@every_format
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_round_trip_of_half_precision_keeps_theta_in_float32(path, format, dtype):
+    layer = make_layer(format, theta=0.9, small=True).to(dtype)
+    td.save(layer, path)
+    loaded = td.load(path)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {dtype}
+    assert torch.equal(loaded.dropout.theta, torch.tensor(0.9))
+    assert all(torch.equal(loaded.state_dict()[name], value) for name, value in layer.state_dict().items())
+
+
+def test_round_trip_of_a_registered_law(path, registry):
+    law = HalfOfThem()
+    td.register_law("half-of-them", law)
+    layer = make_layer("cp", law=law)
+    td.save(layer, path)
+    loaded = td.load(path)
+    assert loaded.dropout.law is law
+    assert_same_function(loaded, layer, make_input(layer))
+
+
+def test_an_unregistered_law_is_not_saved(path, registry):
+    with pytest.raises(td.TensorDropoutError, match=r"HalfOfThem .* has no name to save; .* td\.register_law"):
+        td.save(make_layer("cp", law=HalfOfThem()), path)
+    assert not path.exists()
+
+
+def test_a_law_that_is_not_registered_here_is_not_loaded(path, monkeypatch):
+    monkeypatch.setattr(laws, "_REGISTERED", {"half-of-them": HalfOfThem()})
+    td.save(make_layer("cp", law="half-of-them"), path)
+    monkeypatch.setattr(laws, "_REGISTERED", {})
+    with pytest.raises(td.TensorDropoutError, match="unknown law 'half-of-them'"):
+        td.load(path)
+
+
+@every_format
+def test_round_trip_of_a_model_with_a_layer_inside(path, format):
+    trained = Network(head=format, theta=0.5, law="nested", scaling="paper")
+    trained(IMAGES)  # moves the batch norm's statistics
+    td.save(trained, path)
+    fresh = Network(head=format, theta=0.9, seed=3)
+    assert td.load(path, fresh) is fresh
+    assert repr(fresh) == repr(trained)
+    assert_same_function(fresh, trained, IMAGES)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_keeps_its_mode(path, training):
+    td.save(Network(theta=0.5), path)
+    model = Network(theta=0.9).train(training)
+    td.load(path, model)
+    assert {module.training for module in model.modules()} == {training}
+
+
+@pytest.mark.parametrize(("saved", "present"), [(None, 0.5), (0.5, None)])
+def test_the_dropout_is_that_of_the_file(path, saved, present):
+    td.save(make_layer("cp", theta=saved), path)
+    model = make_layer("cp", theta=present)
+    td.load(path, model)
+    assert (model.dropout is None) == (saved is None)
+
+
+def test_a_model_of_several_layers(path):
+    def make(seed):
+        return nn.Sequential(
+            make_layer("tucker", seed=seed), nn.ReLU(), make_layer("cp", input_shape=10, rank=4, seed=seed)
+        )
+
+    saved, model = make(0), make(1)
+    td.save(saved, path)
+    td.load(path, model)
+    assert_same_function(model, saved, make_input(saved[0]))
+
+
+@every_format
+def test_state_dict_alone_loads_into_an_equal_layer(tmp_path, format):
+    layer, other = make_layer(format, theta=0.6), make_layer(format, theta=0.9, seed=1)
+    torch.save(layer.state_dict(), tmp_path / "state.pt")
+    other.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert_same_function(other, layer, make_input(layer))
+
+
+def test_compiled_models_are_looked_through(path):
+    trained, fresh = Network(theta=0.5), Network(theta=0.9, seed=3)
+    td.save(torch.compile(trained), path)
+    compiled = torch.compile(fresh)
+    assert td.load(path, compiled) is compiled
+    assert_same_function(fresh, trained, IMAGES)
+    layer = make_layer("cp")
+    td.save(torch.compile(layer), path)
+    assert_same_function(td.load(path), layer, make_input(layer))
+
+
+def test_file_can_be_given_as_a_string(path):
+    layer = make_layer("cp")
+    td.save(layer, str(path))
+    assert_same_function(td.load(str(path)), layer, make_input(layer))
+
+
+class Head(td.CPRegression):
+    """A user's own subclass."""
+
+
+def test_a_subclass_of_a_layer_can_be_filled_but_not_built(path):
+    head = Head((4, 3), 2, rank=2)
+    td.save(head, path)
+    model = td.load(path, Head((4, 3), 2, rank=2))
+    assert_same_function(model, head, make_input(head))
+    with pytest.raises(td.TensorDropoutError, match="unknown type 'Head'"):
+        td.load(path)
+
+
+def test_nothing_is_unpickled(path, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("unpickled")
+
+    layer = make_layer("tucker")
+    td.save(layer, path)
+    for module, names in ((pickle, ("load", "loads", "Unpickler")), (torch, ("load",))):
+        for name in names:
+            monkeypatch.setattr(module, name, refuse)
+    loaded, model = td.load(path), td.load(path, make_layer("tucker", seed=1))
+    monkeypatch.undo()
+    for each in (loaded, model):
+        assert_same_function(each, layer, make_input(layer))
+
+
+# What does not fit.
+
+BASE = {"input_shape": (8, 6, 5), "output_shape": 10, "rank": 4}
+
+
+@pytest.mark.parametrize(
+    ("format", "change", "message"),
+    [
+        ("tucker", {"rank": 3}, r"layer '' of .* has rank=\[4, 4, 4, 4\], the model's has \[3, 3, 3, 3\]"),
+        ("tucker", {"input_shape": (8, 5, 6)}, r"has input_shape=\[8, 6, 5\], the model's has \[8, 5, 6\]"),
+        ("tucker", {"output_shape": 9}, r"has output_shape=\[10\], the model's has \[9\]"),
+        ("tucker", {"bias": False}, "has bias=True, the model's has False"),
+        ("cp", {}, "has type=TuckerRegression, the model's has CPRegression"),
+    ],
+)
+def test_a_model_of_another_structure_is_refused_and_left_alone(path, format, change, message):
+    td.save(make_layer("tucker", **BASE), path)
+    model = make_layer(format, theta=0.9, seed=1, **{**BASE, **change})
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(td.TensorDropoutError, match=message):
+        td.load(path, model)
+    assert all(torch.equal(model.state_dict()[name], value) for name, value in before.items())
+    td.load(path, make_layer("tucker", **BASE))
+
+
+def test_other_weights_of_the_model_must_fit_too(path):
+    model = Network(theta=0.5)
+    td.save(model, path)
+    other = Network(theta=0.5)
+    other.backbone[0] = nn.Conv2d(3, 6, 5)
+    with pytest.raises(td.TensorDropoutError, match=r"do not fit the model[\s\S]*backbone\.0\.weight"):
+        td.load(path, other)
+    other.backbone[0] = nn.Identity()
+    with pytest.raises(td.TensorDropoutError, match=r"do not fit the model[\s\S]*backbone\.0\.weight"):
+        td.load(path, other)
+
+
+def test_a_model_whose_other_weights_do_not_fit_keeps_its_dropout(path):
+    td.save(Network(theta=0.5, law="nested"), path)
+    other = Network(theta=0.9)
+    other.backbone[0] = nn.Conv2d(3, 6, 5)
+    with pytest.raises(td.TensorDropoutError, match="do not fit the model"):
+        td.load(path, other)
+    assert "theta=0.9, law='bernoulli'" in repr(other.head)
+
+
+def test_a_network_needs_a_model_to_fill(path):
+    td.save(Network(), path)
+    with pytest.raises(td.TensorDropoutError, match=r"holds a network with the layers \['head'\]; pass model="):
+        td.load(path)
+
+
+def test_a_bare_layer_does_not_fill_a_network(path):
+    td.save(make_layer("cp"), path)
+    with pytest.raises(td.TensorDropoutError, match=r"has tensor regression layers at \[''\], the model at \['head'\]"):
+        td.load(path, Network())
+
+
+def test_a_model_without_tensor_layers_is_not_saved(path):
+    with pytest.raises(td.TensorDropoutError, match="Linear has no tensor regression layer; use safetensors itself"):
+        td.save(nn.Linear(2, 2), path)
+    assert not path.exists()
+
+
+# Files that are not ours, or not whole.
+
+
+def write_header(path, header):
+    """A real file of ours, with another text in the place of its config."""
+    layer = make_layer("cp")
+    save_file(layer.state_dict(), path, metadata=None if header is None else {"tensor_dropout": header})
+
+
+def good_config(**changes):
+    layer = make_layer("cp").config()
+    return {"version": 1, "library": "0.1.0", "layers": {"": {**layer, **changes}}}
+
+
+def test_a_header_written_by_hand_is_read(path):
+    write_header(path, json.dumps(good_config()))
+    assert td.load(path).config() == make_layer("cp").config()
+
+
+DAMAGED = "config in the header of .* is damaged"
+LACKING = {key: value for key, value in good_config()["layers"][""].items() if key != "rank"}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        pytest.param(None, r"was not written by td\.save; load plain weights with load_state_dict", id="foreign"),
+        pytest.param("", DAMAGED, id="empty"),
+        pytest.param('{"version": 1, "lay', DAMAGED, id="cut off"),
+        pytest.param("{}", DAMAGED, id="no version"),
+        pytest.param("null", DAMAGED, id="null"),
+        pytest.param("[1, 2]", DAMAGED, id="a list"),
+        pytest.param('{"version": 1}', DAMAGED, id="no layers"),
+        pytest.param('{"version": 2, "layers": {}}', "format version 2, this library reads version 1", id="newer"),
+        pytest.param('{"version": "1", "layers": {}}', "format version 1", id="version as text"),
+        pytest.param(json.dumps(good_config(type="Evil")), "unknown type 'Evil'", id="unknown type"),
+    ],
+)
+def test_headers_that_are_refused(path, header, message):
+    write_header(path, header)
+    with pytest.raises(td.TensorDropoutError, match=message):
+        td.load(path)
+
+
+@pytest.mark.parametrize("with_model", [False, True], ids=["bare", "into a model"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"version": 1, "layers": []}, id="layers are a list"),
+        pytest.param({"version": 1, "layers": None}, id="layers are null"),
+        pytest.param({"version": 1, "layers": {"": []}}, id="a layer is a list"),
+        pytest.param({"version": 1, "layers": {"": {}}}, id="a layer is empty"),
+        pytest.param({"version": 1, "layers": {"": LACKING}}, id="a layer lacks its rank"),
+        pytest.param(good_config(rank=None), id="rank is null"),
+        pytest.param(good_config(dropout={"theta": 0.5, "colour": "red"}), id="unknown dropout setting"),
+        pytest.param(good_config(dropout=[0.5]), id="dropout is a list"),
+        pytest.param(good_config(dropout={}), id="dropout lacks theta"),
+        pytest.param(good_config(dropout={"theta": 2.0}), id="theta out of range"),
+        pytest.param(good_config(dropout={"theta": 0.5, "min_rank": 100}), id="min_rank above the rank"),
+        pytest.param(good_config(dropout={"theta": 0.5, "modes": [7]}), id="modes that the layer lacks"),
+    ],
+)
+def test_damaged_configs_raise_our_exception(path, config, with_model):
+    write_header(path, json.dumps(config))
+    with pytest.raises(td.TensorDropoutError):
+        td.load(path, make_layer("cp") if with_model else None)
+
+
+def test_a_file_that_is_not_safetensors_is_refused(path):
+    path.write_bytes(pickle.dumps({"weights": [1, 2, 3]}))
+    with pytest.raises(td.TensorDropoutError, match="is not a safetensors file"):
+        td.load(path)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.1, 0.5, 0.999])
+def test_a_truncated_file_is_refused(path, keep):
+    td.save(make_layer("cp"), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(keep * len(whole))])
+    with pytest.raises(td.TensorDropoutError, match="is not a safetensors file"):
+        td.load(path)
+
+
+def test_a_header_length_beyond_the_file_is_refused(path):
+    td.save(make_layer("cp"), path)
+    path.write_bytes(struct.pack("<Q", 2**40) + path.read_bytes()[8:])
+    with pytest.raises(td.TensorDropoutError, match="is not a safetensors file"):
+        td.load(path)
+
+
+def test_weights_missing_from_the_file_are_named(path):
+    layer = make_layer("cp")
+    state = {name: value for name, value in layer.state_dict().items() if name != "factors.1"}
+    save_file(state, path, metadata={"tensor_dropout": json.dumps(good_config())})
+    with pytest.raises(td.TensorDropoutError, match=r"do not fit the model[\s\S]*factors\.1"):
+        td.load(path)
+
+
+def test_a_missing_file_and_a_missing_folder_are_named(tmp_path):
+    with pytest.raises(td.TensorDropoutError, match=r"there is no file .*nowhere\.safetensors"):
+        td.load(tmp_path / "nowhere.safetensors")
+    with pytest.raises(td.TensorDropoutError, match="there is no file"):
+        td.load(tmp_path)
+    with pytest.raises(td.TensorDropoutError, match=r"the folder .*nowhere does not exist; make it first"):
+        td.save(make_layer("cp"), tmp_path / "nowhere" / "model.safetensors")
+    with pytest.raises(td.TensorDropoutError, match="is a folder"):
+        td.save(make_layer("cp"), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# A file appears whole or not at all.
+
+
+@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["disk full", "ctrl-c"])
+@pytest.mark.parametrize("there_before", [False, True])
+def test_an_interrupted_save_leaves_the_old_file_and_nothing_else(path, monkeypatch, error, there_before):
+    old = make_layer("cp", seed=1)
+    if there_before:
+        td.save(old, path)
+
+    def interrupted(model, filename, metadata=None):
+        with open(filename, "wb") as file:
+            file.write(b"half")
+        raise error
+
+    monkeypatch.setattr(files, "save_model", interrupted)
+    with pytest.raises(type(error)):
+        td.save(make_layer("cp"), path)
+    assert list(path.parent.iterdir()) == ([path] if there_before else [])
+    if there_before:
+        assert_same_function(td.load(path), old, make_input(old))
+
+
+def test_a_save_replaces_the_old_file(path):
+    old, new = make_layer("cp"), make_layer("tt", seed=1)
+    td.save(old, path)
+    whole = path.read_bytes()
+    with path.open("rb") as reader:  # another process, in the midst of reading
+        td.save(new, path)
+        assert reader.read() == whole
+    assert list(path.parent.iterdir()) == [path]
+    assert_same_function(td.load(path), new, make_input(new))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions as on Unix")
+def test_a_saved_file_has_the_permissions_of_any_new_file(path):
+    plain = path.with_name("plain")
+    plain.touch()
+    td.save(make_layer("cp"), path)
+    assert stat.filemode(path.stat().st_mode) == stat.filemode(plain.stat().st_mode)

@@ -1,0 +1,90 @@
+"""The package as a whole: what importing it does, and what it offers."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+
+import pytest
+
+import tensor_dropout as td
+
+OPTIONAL = ("matplotlib", "sklearn", "typer", "rich", "tensorly", "tltorch", "scipy", "onnx", "pandas")
+STATE = """
+import torch
+def state():
+    return {
+        "dtype": torch.get_default_dtype(),
+        "device": torch.get_default_device(),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "grad": torch.is_grad_enabled(),
+        "precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "tf32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
+        "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark),
+        "einsum": (torch.backends.opt_einsum.enabled, torch.backends.opt_einsum.strategy),
+        "seed": torch.initial_seed(),
+        "random": torch.get_rng_state().tolist(),
+        "print": repr(torch.tensor([1 / 3, 1e-9])),
+    }
+"""
+
+
+def run(code):
+    """Run code in a fresh interpreter; return what it printed."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_pulls_in_none_of_the_extras():
+    loaded = run(f"import sys, tensor_dropout; print([name for name in {OPTIONAL} if name in sys.modules])")
+    assert loaded == "[]"
+
+
+def test_import_and_use_change_no_global_state():
+    run(
+        STATE
+        + """
+torch.manual_seed(7)
+before = state()
+import tensor_dropout as td
+assert state() == before, (before, state())
+del before["random"]
+layer = td.TuckerRegression((4, 3), 2, 2, dropout=0.5)
+layer(torch.zeros(2, 4, 3)).sum().backward()
+after = state()
+del after["random"]
+assert after == before, (before, after)
+"""
+    )
+
+
+def test_import_says_nothing():
+    code = "import warnings; warnings.simplefilter('error', UserWarning); import tensor_dropout"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("name", td.__all__)
+def test_every_public_name_exists_and_is_documented(name):
+    thing = getattr(td, name)
+    if name == "__version__":
+        assert thing == importlib.metadata.version("tensor-dropout")
+    else:
+        assert thing.__doc__
+        assert len(thing.__doc__.strip()) > 20
+
+
+def test_public_names_are_sorted_and_listed_once():
+    assert len(set(td.__all__)) == len(td.__all__)
+    assert td.__all__ == sorted(td.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in td.__all__ if isinstance(getattr(td, name), type)])
+def test_every_public_method_is_documented(name):
+    for member, value in vars(getattr(td, name)).items():
+        if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+            assert value.__doc__, f"{name}.{member}"
