@@ -205,6 +205,10 @@ def test_fsdp_trains_like_the_unsharded_net(tmp_path):
     )
 
 
-@pytest.mark.xfail(reason="draw_masks() squeezes the first core, which is sharded outside of forward", strict=True)
+@pytest.mark.xfail(
+    torch.__version__ >= (2, 13),
+    reason="draw_masks() squeezes the first core, whose sharded axis this torch refuses to squeeze",
+    strict=True,
+)
 def test_fsdp_fixed_masks_of_a_tensor_train(tmp_path):
     run_on_two_ranks(tmp_path, for_formats(check_fsdp_fixed_masks, ("tt",)))
