@@ -200,15 +200,34 @@ def test_fsdp_trains_like_the_unsharded_net(tmp_path):
         {
             **for_every_combination(check_fsdp_training),
             **for_formats(check_fsdp_mixed_precision, FORMATS),
-            **for_formats(check_fsdp_fixed_masks, ("tucker", "cp")),
+            **for_formats(check_fsdp_fixed_masks, FORMATS),
         },
     )
 
 
-@pytest.mark.xfail(
-    torch.__version__ >= (2, 13),
-    reason="draw_masks() squeezes the first core, whose sharded axis this torch refuses to squeeze",
-    strict=True,
-)
-def test_fsdp_fixed_masks_of_a_tensor_train(tmp_path):
-    run_on_two_ranks(tmp_path, for_formats(check_fsdp_fixed_masks, ("tt",)))
+# Expected losses: the call goes through the wrapped network, so that gradients are synchronised
+
+
+def check_expected_losses(rank, format, wrap):
+    plain = make_net(format)
+    wrapped = wrap(copy.deepcopy(plain))
+    images = [make_images(1), make_images(2)]
+    y = torch.randn(4, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for loss, target in ((td.expected_mse, y), (td.expected_cross_entropy, y.argmax(1))):
+        wrapped.zero_grad()
+        loss(wrapped, images[rank], target).backward()
+        found = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in wrapped.parameters()]
+        plain.zero_grad()
+        (sum(loss(plain, x, target) for x in images) / WORLD_SIZE).backward()
+        for gradient, (name, parameter) in zip(found, plain.named_parameters(), strict=True):
+            assert_close(
+                gradient, parameter.grad, msg=lambda text, name=name, loss=loss: f"{loss.__name__}, {name}: {text}"
+            )
+
+
+def test_expected_losses_are_synchronised(tmp_path):
+    wraps = {"DDP": DistributedDataParallel, "FSDP2": shard}
+    cases = {
+        f"{name} {format}": (check_expected_losses, format, wrap) for name, wrap in wraps.items() for format in FORMATS
+    }
+    run_on_two_ranks(tmp_path, cases)

@@ -82,7 +82,6 @@ def test_a_copy_keeps_a_law_of_ones_own(make_copy, format):
     assert not torch.allclose(layer(x), layer.eval()(x))
 
 
-@pytest.mark.xfail(reason="law_name() looks a registered law up by identity, which a copy loses", strict=True)
 @every_copy
 def test_a_copy_with_a_registered_law_can_be_saved(make_copy, tmp_path, monkeypatch):
     monkeypatch.setattr(laws, "_REGISTERED", {})

@@ -64,7 +64,7 @@ def regress(layer: TensorRegression, x: Tensor, masks: Masks) -> Tensor:
 def all_masks(layer: TensorRegression) -> Iterator[tuple[Tensor, Masks]]:
     """Every combination of masks that training can draw, scaled as the layer says, with its probability."""
     if layer.dropout is None:
-        yield torch.ones((), dtype=torch.float64), [None] * len(layer.operands())
+        yield torch.ones((), dtype=torch.float64), [None] * len(layer._ranks)
         return
     dropout, axes = layer.dropout, layer.dropped_axes
     supports = []

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.layers.initialize import fill_orthonormal_, target_norm
+from tensor_dropout.layers.initialize import fill_orthonormal_, random_directions, target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, cp_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -64,7 +64,7 @@ class CPRegression(TensorRegression):
         space = range(1, len(self.input_shape))
         for mode, factor in enumerate(self.factors):
             if self.init == "normal":
-                factor.copy_(nn.functional.normalize(torch.randn(factor.shape, device=factor.device), dim=0))
+                factor.copy_(random_directions(factor))
             elif mode in space:
                 factor.fill_(factor.shape[0] ** -0.5)
             else:
@@ -79,7 +79,7 @@ class CPRegression(TensorRegression):
         return len(self.input_shape), self._indices()[3]
 
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
-        outputs = [factor.to(x.dtype) for factor in self.factors[len(self.input_shape) :]]
+        outputs = [factor.to(x.dtype) for factor in list(self.factors)[len(self.input_shape) :]]
         V = reduce(lambda left, right: (left[:, None] * right).flatten(0, 1), outputs)
         return cp_moments(x, V, masks[0], covariance=covariance)
 

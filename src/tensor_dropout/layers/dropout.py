@@ -72,10 +72,11 @@ class TensorDropout(nn.Module):
         # Always made on the CPU, so that a layer built on the meta device keeps its θ.
         self.register_buffer("theta", torch.tensor(check_theta(theta), dtype=torch.float32, device="cpu"))
         self.law = resolve_law(law, min_rank)
+        self._law_name = law_name(self.law)  # kept, since a copy of a registered law is another object
         self.modes = _check_modes(modes)
         self.per_sample = bool(per_sample)
         self.scaling = scaling
-        self.min_rank = min_rank
+        self.min_rank = getattr(self.law, "min_rank", min_rank)
         self.at_test = at_test
 
     @property
@@ -148,7 +149,7 @@ class TensorDropout(nn.Module):
         """``c / E[c]`` for inverted scaling, ``c`` itself for the paper's; the rank axis is the last."""
         if self.scaling == "paper":
             return mask
-        return mask / self.law.mean(mask.shape[-1], self.theta)
+        return mask / self.law.mean(mask.shape[-1], self.theta).to(mask.device)
 
     def _fill(self, ranks: Sequence[int], axes: Sequence[int], make: Any, like: Tensor) -> Masks:
         # Masks stay in float32 next to half-precision weights: 1/θ in bf16 would bias every kept rank.
@@ -157,7 +158,7 @@ class TensorDropout(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """The arguments that make an equal module, as JSON types; θ is the current one."""
-        name = law_name(self.law)
+        name = law_name(self.law) or self._law_name
         if name is None:
             raise TensorDropoutError(
                 f"TensorDropout: the law {self.law!r} has no name to save; give it one with td.register_law"
@@ -174,17 +175,19 @@ class TensorDropout(nn.Module):
 
     def extra_repr(self) -> str:
         """The arguments that differ from their defaults, and the first four always."""
-        name = law_name(self.law) or type(self.law).__name__
+        name = law_name(self.law) or self._law_name or type(self.law).__name__
         shown = f"theta={float(self.theta):.6g}, law={name!r}, modes={self.modes!r}, scaling={self.scaling!r}"
         shown += ", per_sample=True" if self.per_sample else ""
         shown += f", min_rank={self.min_rank}" if self.min_rank else ""
         return shown + (", at_test='sample'" if self.at_test == "sample" else "")
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "theta":
-            self.theta.fill_(check_theta(value))
-        else:
+        if name != "theta":
             super().__setattr__(name, value)
+        elif not isinstance(value, Tensor) or value.device == self.theta.device:
+            self.theta.fill_(check_theta(value))
+        elif not value.is_meta:  # load_state_dict(assign=True) brings θ to the device of the weights
+            self._buffers["theta"] = torch.tensor(check_theta(value), dtype=torch.float32, device=value.device)
 
     def _apply(self, fn: Any, recurse: bool = True) -> TensorDropout:
         # Move θ with the network but keep its float32 value: bf16 would turn .9 into .8984.

@@ -2,8 +2,9 @@
 
 ``nn.Linear`` on C pooled channels has weights ``F`` of variance 1/(3C). As a regression on the unpooled map that
 is ``W[c,h,w,o] = F[o,c]/(H·W)``, of expected squared norm ``‖W‖² = O / (3·H·W)``. Every format is filled with
-random directions first and then scaled to exactly this norm, so that the variance is right at every rank, also at
-rank 1, where a product of Gaussians has heavy tails. Mode 0 is read as the channels, the rest as space.
+random directions first (in float32, whatever the default dtype: QR has no half precision) and then scaled to
+exactly this norm, so that the variance is right at every rank, also at rank 1, where a product of Gaussians has heavy
+tails. Mode 0 is read as the channels, the rest as space.
 """
 
 from __future__ import annotations
@@ -25,9 +26,14 @@ def bias_bound(input_shape: tuple[int, ...]) -> float:
     return 1 / math.sqrt(input_shape[0])
 
 
+def random_directions(matrix: Tensor) -> Tensor:
+    """(size, R) with independent Gaussian columns of unit length."""
+    return torch.nn.functional.normalize(torch.randn(matrix.shape, device=matrix.device, dtype=torch.float32), dim=0)
+
+
 def fill_orthonormal_(matrix: Tensor) -> None:
     """Fill (size, R) with orthonormal columns; with more columns than rows, with columns of unit length."""
-    directions = torch.empty(matrix.shape, device=matrix.device)
+    directions = torch.empty(matrix.shape, device=matrix.device, dtype=torch.float32)
     torch.nn.init.orthogonal_(directions)
     matrix.copy_(directions / directions.norm(dim=0, keepdim=True))
 
@@ -35,7 +41,7 @@ def fill_orthonormal_(matrix: Tensor) -> None:
 def fill_pooling_(matrix: Tensor) -> None:
     """Fill (size, R): the first column is average pooling, scaled to unit length, the others orthogonal to it."""
     size, rank = matrix.shape
-    directions = torch.randn(size, rank, device=matrix.device)
+    directions = torch.randn(size, rank, device=matrix.device, dtype=torch.float32)
     directions[:, 0] = 1.0
     orthonormal, triangle = torch.linalg.qr(directions)
     matrix.copy_(orthonormal * triangle.diagonal().sign())

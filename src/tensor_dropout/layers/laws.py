@@ -108,12 +108,12 @@ class Bernoulli(ExchangeableLaw):
 
     def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
         """Draw 0/1 masks; under ``min_rank`` the number of survivors first, then which ones."""
-        scores = torch.rand(shape, device=device)
+        scores = uniform(shape, device)
         if self.min_rank == 0:
             return (scores < theta).float()
         chances = log_binomial(shape[-1], precise(theta), self.min_rank).softmax(0)
         edges = chances.cumsum(0)[:-1].float()
-        survivors = self.min_rank + (torch.rand((*shape[:-1], 1), device=device) >= edges).sum(-1, keepdim=True)
+        survivors = self.min_rank + (uniform((*shape[:-1], 1), device) >= edges).sum(-1, keepdim=True)
         return (scores.argsort(-1).argsort(-1) < survivors).float()
 
     def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,9 +144,9 @@ class Replacement(ExchangeableLaw):
     def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
         """Draw R indices and count the first K of them: the shapes do not depend on θ."""
         R = shape[-1]
-        chosen = (torch.rand(shape, device=device) * R).long().clamp(max=R - 1)
+        chosen = (uniform(shape, device) * R).long().clamp(max=R - 1)
         counted = (torch.arange(R, device=device) < self.draws(R, theta)).float().expand(shape)
-        return torch.zeros(shape, device=device).scatter_add(-1, chosen, counted)
+        return torch.zeros(shape, device=device, dtype=counted.dtype).scatter_add(-1, chosen, counted)
 
     def draws(self, R: int, theta: Tensor) -> Tensor:
         """``K = max(1, ⌊θR⌋)``; 1e-6 absorbs the float32 rounding of θ (0.7 · 10 must give 7, not 6)."""
@@ -172,7 +172,7 @@ class Gaussian(ExchangeableLaw):
 
     def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
         """Draw ``1 + σ ε`` with ``σ² = (1-θ)/θ``."""
-        return 1 + ((1 - theta) / theta).sqrt() * torch.randn(shape, device=device)
+        return 1 + ((1 - theta) / theta).sqrt() * torch.randn(shape, device=device, dtype=torch.float32)
 
     def pair_moments(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """``1``, ``1 + (1-θ)/θ``, ``1``."""
@@ -200,9 +200,10 @@ class Nested:
     def draw(self, shape: tuple[int, ...], theta: Tensor, *, device: torch.device) -> Tensor:
         """Draw ``k`` and keep the first ``k`` ranks."""
         R, least = shape[-1], max(1, self.min_rank)
-        one_each = (*shape[:-1], 1)
-        cut = least + (torch.rand(one_each, device=device) * (R - least + 1)).floor()
-        kept = torch.where(torch.rand(one_each, device=device) < theta, R, cut)
+        number = uniform((*shape[:-1], 1), device)
+        # Above θ the same number, stretched to [0, 1), chooses k: onnxruntime's random nodes are not independent.
+        cut = least + ((number - theta) / (1 - theta) * (R - least + 1)).floor().clamp(max=R - least)
+        kept = torch.where(number < theta, R, cut)
         return (torch.arange(R, device=device) < kept).float()
 
     def mean(self, R: int, theta: Tensor) -> Tensor:
@@ -232,6 +233,11 @@ class Nested:
         mean = self.mean(R, theta)
         masks = torch.ones(R, R, dtype=mean.dtype, device=mean.device).tril()
         return masks, mean - torch.cat([mean[1:], mean.new_zeros(1)])
+
+
+def uniform(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Uniform on [0, 1) in float32, whatever the default dtype: bf16 has 8 bits and would keep 0.703 for 0.7."""
+    return torch.rand(shape, device=device, dtype=torch.float32)
 
 
 def precise(theta: Tensor) -> Tensor:
@@ -277,6 +283,8 @@ def register_law(name: str, law: Law) -> None:
         TensorDropoutError: if the name is taken by another law, or ``law`` lacks a method of the protocol.
     """
     check_law(law)
+    if not isinstance(name, str) or not name:
+        raise TensorDropoutError(f"register_law: a name is a text that is not empty, got {name!r}")
     if name in _BUILT_IN or _REGISTERED.get(name, law) is not law:
         raise TensorDropoutError(f"register_law: the name {name!r} is taken; choose another one")
     _REGISTERED[name] = law

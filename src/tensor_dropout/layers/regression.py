@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
@@ -28,7 +28,7 @@ from tensor_dropout.layers.plan import INDICES, MAX_MODES, contract, plan_contra
 from tensor_dropout.layers.ranks import Rank, resolve_rank, resolve_shape
 
 
-class TensorRegression(nn.Module):
+class TensorRegression(nn.Module, ABC):
     """A linear map from tensors to tensors whose weight W is never formed (paper, equation 1).
 
     Not used directly: :class:`TuckerRegression`, :class:`CPRegression` and :class:`TTRegression` say how W is
@@ -67,7 +67,7 @@ class TensorRegression(nn.Module):
             raise TensorDropoutError(f"{where}: at most {MAX_MODES} modes in all, got {self.weight_shape}")
         if init not in ("pool", "normal"):
             raise TensorDropoutError(f"{where}: init is 'pool' or 'normal', got {init!r}")
-        if dtype is not None and not dtype.is_floating_point:
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TensorDropoutError(f"{where}: dtype must be a floating-point type, got {dtype}")
         self.init = init
         dense = prod(self.weight_shape)
@@ -271,13 +271,14 @@ class TensorRegression(nn.Module):
         """The masks of test time: ``E[c]`` on the dropped axes under the paper's scaling, else None."""
         if self.dropout is None or self.dropout.scaling == "inverted":
             return [None] * len(self._ranks)
-        return self.dropout.means(self._ranks, self.dropped_axes, self.operands()[0])
+        return self.dropout.means(self._ranks, self.dropped_axes, next(self.parameters()))
 
     def draw_masks(self, batch: int | None = None) -> Masks:
         """Draw masks now, in ``train`` and ``eval`` mode alike: (R,) each, or (batch, R)."""
         if self.dropout is None:
             return [None] * len(self._ranks)
-        return self.dropout.draw(self._ranks, self.dropped_axes, batch, self.operands()[0])
+        # Not operands()[0]: outside forward a sharded core (FSDP2) cannot be reshaped.
+        return self.dropout.draw(self._ranks, self.dropped_axes, batch, next(self.parameters()))
 
     def _masks(self, batch: int) -> Masks:
         if self._fixed_masks is not None:
@@ -370,11 +371,11 @@ def fixed_masks(model: nn.Module) -> Iterator[nn.Module]:
         raise TensorDropoutError(
             f"fixed_masks: {type(model).__name__} has no tensor regression layer with dropout; pass dropout= to one"
         )
-    before = [layer._fixed_masks for layer in layers]
-    for layer in layers:
-        layer._fixed_masks = layer.draw_masks()
+    before, drawn = [layer._fixed_masks for layer in layers], [layer.draw_masks() for layer in layers]
+    for layer, masks in zip(layers, drawn, strict=True):
+        layer._fixed_masks = masks
     try:
         yield model
     finally:
-        for layer, masks in zip(layers, before, strict=True):
-            layer._fixed_masks = masks
+        for layer, previous in zip(layers, before, strict=True):
+            layer._fixed_masks = previous

@@ -63,7 +63,7 @@ class TTRegression(TensorRegression):
         pooled = min(self._ranks[: len(self.input_shape)])  # bonds that carry a pooled channel all the way through
         cores = []
         for mode, core in enumerate(self.cores):
-            filled = torch.randn(core.shape, device=core.device)
+            filled = torch.randn(core.shape, device=core.device, dtype=torch.float32)
             if self.init == "pool" and mode < len(self.input_shape):
                 filled = _orthonormal_core(filled, pool=mode > 0)
             elif self.init == "pool" and mode == len(self.input_shape):
@@ -123,8 +123,8 @@ def _orthonormal_core(core: Tensor, pool: bool) -> Tensor:
     columns = core.reshape(left * size, right).clone()
     if pool:
         passed = min(left, right)
-        average = torch.full((size, 1), size**-0.5, device=core.device)
-        columns[:, :passed] = torch.kron(torch.eye(left, passed, device=core.device), average)
+        average = torch.full((size, 1), size**-0.5, device=core.device, dtype=core.dtype)
+        columns[:, :passed] = torch.kron(torch.eye(left, passed, device=core.device, dtype=core.dtype), average)
     orthonormal, triangle = torch.linalg.qr(columns)
     columns[:, : orthonormal.shape[1]] = orthonormal * triangle.diagonal().sign()
     return nn.functional.normalize(columns, dim=0).reshape(left, size, right)
@@ -132,7 +132,7 @@ def _orthonormal_core(core: Tensor, pool: bool) -> Tensor:
 
 def _train_norm(cores: list[Tensor]) -> Tensor:
     """``‖W‖`` of a tensor train, bond by bond."""
-    gram = torch.ones(1, 1, device=cores[0].device)
+    gram = torch.ones(1, 1, device=cores[0].device, dtype=cores[0].dtype)
     for core in cores:
-        gram = torch.einsum("rs,rit,siu->tu", gram, core, core)
+        gram = torch.einsum("sit,siu->tu", torch.einsum("rs,rit->sit", gram, core), core)
     return gram.sum().sqrt()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_, target_norm
+from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_, random_directions, target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, joint_mask, tucker_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -60,11 +60,11 @@ class TuckerRegression(TensorRegression):
         )
 
     def _fill(self) -> None:
-        core = torch.randn(self._ranks, device=self.core.device)
+        core = torch.randn(self._ranks, device=self.core.device, dtype=torch.float32)
         space = range(1, len(self.input_shape))
         for mode, factor in enumerate(self.factors):
             if self.init == "normal":
-                factor.copy_(nn.functional.normalize(torch.randn(factor.shape, device=factor.device), dim=0))
+                factor.copy_(random_directions(factor))
             elif mode in space:
                 fill_pooling_(factor)
                 core.narrow(mode, 1, self._ranks[mode] - 1).zero_()
@@ -89,13 +89,13 @@ class TuckerRegression(TensorRegression):
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         n_in = len(self.input_shape)
         core = self.core.to(x.dtype).flatten(n_in)
-        V = reduce(torch.kron, [factor.to(x.dtype) for factor in self.factors[n_in:]])
+        V = reduce(torch.kron, [factor.to(x.dtype) for factor in list(self.factors)[n_in:]])
         out = joint_mask(masks[n_in:], x)
         return tucker_moments(x, core, V, masks[:n_in], out, block, covariance=covariance)
 
     def operands(self) -> list[Tensor]:
         """The factors, then the core."""
-        factors = list(self.factors)  # torch 2.11 cannot trace the unpacking of a ParameterList
+        factors = list(self.factors)  # torch 2.11 traces no unpacking or slicing of a ParameterList
         return [*factors, self.core]
 
     @property
