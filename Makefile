@@ -1,6 +1,6 @@
 # Everything starts from a bare clone: Python 3.11 or newer, git, make and a compiler are enough.
 #   make test    set up .venv, lint, type-check, run the tests
-#   make demo    set up .venv, train FC, TRL and R-TRL heads on real digits, print a table, draw a figure
+#   make demo    set up .venv, train FC, TRL and R-TRL heads on real digits, and show the theory on simulated data
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,7 +9,7 @@ TORCH := torch==2.13.0
 # Two workers, one thread each: torch's own threads would fight over the two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: help test lint demo comparison pictures clean
+.PHONY: help test lint demo bench comparison pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -23,8 +23,14 @@ lint: $(VENV)/.ready-test ## ruff and mypy alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(VENV)/.ready-all ## FC, TRL and R-TRL heads on real digits: table, figure, JSON in out/digits
+demo: $(VENV)/.ready-all ## heads on real digits, and the theory on simulated data: tables, figures, JSON in out/
 	$(BIN)/tensor-dropout reproduce digits --out out/digits
+	$(BIN)/tensor-dropout reproduce synthetic-cp --preset quick --out out/synthetic-cp
+	$(BIN)/tensor-dropout reproduce synthetic-tucker --preset quick --out out/synthetic-tucker
+
+bench: $(VENV)/.ready-all ## time and memory of the exact moments; error of the closed-form cross-entropies
+	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python benchmarks/cross_entropy.py
 
 comparison: $(VENV)/.ready-test ## measure the README's comparison with TensorLy-Torch anew, and rewrite its table
 	REWRITE_COMPARISON=1 $(BIN)/pytest tests/test_comparison.py

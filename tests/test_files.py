@@ -468,3 +468,10 @@ def test_a_saved_file_has_the_permissions_of_any_new_file(path):
     plain.touch()
     td.save(make_layer("cp"), path)
     assert stat.filemode(path.stat().st_mode) == stat.filemode(plain.stat().st_mode)
+
+
+def test_a_registered_law_with_a_min_rank_of_its_own_round_trips(path, registry):
+    td.register_law("at-least-two", laws.Bernoulli(2))
+    layer = td.CPRegression((4, 3), 2, rank=3, dropout=td.TensorDropout(0.5, law="at-least-two"))
+    td.save(layer, path)
+    assert td.load(path).dropout.min_rank == 2

@@ -133,7 +133,9 @@ def test_a_whole_network_may_end_in_a_reshape(ending, shape):
     assert model(x).shape == shape  # and afterwards the network is itself again
 
 
-@pytest.mark.parametrize("ending", [lambda y: y * 2, lambda y: y[:, 0], torch.relu, lambda y: (y, y)])
+@pytest.mark.parametrize(
+    "ending", [lambda y: y * 2, lambda y: y[:, 0], torch.relu, lambda y: y.mean(1), lambda y: (y, y)]
+)
 def test_a_network_that_goes_on_after_its_head_is_refused(ending):
     model = Regressor(ending)
     with pytest.raises(td.TensorDropoutError, match="does not return its tensor regression layer's output"):
@@ -156,6 +158,8 @@ def test_two_randomized_layers_are_refused_and_one_is_found():
     torch.testing.assert_close(
         td.expected_mse(nn.Sequential(plain, random), x, y), td.expected_mse(random, plain(x), y)
     )
+    with pytest.raises(td.TensorDropoutError, match="must be the last step"):
+        td.expected_mse(nn.Sequential(random, plain), x, y)
     with pytest.raises(td.TensorDropoutError, match="Linear has no tensor regression layer"):
         td.expected_mse(nn.Linear(3, 3), x, y)
 
@@ -187,6 +191,14 @@ def test_bad_input_of_expected_mse(change, message):
         (td.CPRegression((4, 3), 1, 3, dropout=td.TensorDropout(0.7, law="nested", scaling="paper")), "Bernoulli"),
         (td.CPRegression((4, 3), 1, 3, dropout=td.TensorDropout(0.7, min_rank=1, scaling="paper")), "Bernoulli"),
         (td.CPRegression((4, 3), 1, 3, dropout=0.7), "unscaled masks"),
+        (
+            td.TuckerRegression((4, 3), 1, (2, 2, 1), dropout=td.TensorDropout(0.7, scaling="paper", modes=(0,))),
+            "masks on all modes",
+        ),
+        (
+            td.TuckerRegression((4, 3), 1, (2, 1, 1), dropout=td.TensorDropout(0.7, scaling="paper")),
+            "masks on all modes",
+        ),
     ],
 )
 def test_the_printed_formula_is_refused_where_it_is_not_printed(layer, message):
@@ -230,6 +242,7 @@ def test_expected_cross_entropy_takes_probabilities_trains_and_vanishes_at_theta
         (4, torch.zeros(6, 1, dtype=torch.long), r"class numbers of shape \(6,\)"),
         (4, torch.zeros(6), "probabilities of shape"),
         (4, torch.zeros(6, 3), "probabilities of shape"),
+        (4, torch.full((6, 4), torch.nan), "y contains NaN or infinity"),
         ((2, 2), torch.zeros(6, dtype=torch.long), "one output mode"),
     ],
 )

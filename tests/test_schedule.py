@@ -139,3 +139,12 @@ def test_a_state_that_lacks_an_entry_is_refused_and_changes_nothing():
     with pytest.raises(td.TensorDropoutError, match="lacks"):
         schedule.load_state_dict(incomplete)
     assert schedule.start == 1.0
+
+
+def test_a_schedule_steers_the_dropout_that_load_puts_into_the_model(tmp_path):
+    layer = td.CPRegression((4, 3), 2, rank=3, dropout=1.0)
+    schedule = td.ThetaSchedule(layer, start=1.0, end=0.5, steps=2)
+    td.save(layer, tmp_path / "layer.safetensors")
+    td.load(tmp_path / "layer.safetensors", layer)
+    schedule.step()
+    assert float(layer.dropout.theta) == 0.75

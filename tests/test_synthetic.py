@@ -15,6 +15,7 @@ from tensor_dropout.experiments.synthetic import objective, report, training
 TINY = training.Setting(
     format="cp", inputs="white", optimizer="sgd", epochs=3, size=4, true_rank=2, rank=3, n_train=40, n_test=10, batch=10
 )
+FORMATS = ("cp", "tucker")
 THETAS = torch.tensor([0.7, 0.9, 1.0], dtype=torch.float64)
 
 
@@ -36,7 +37,7 @@ def make_layer(format, parameters, v):
     return layer
 
 
-@pytest.mark.parametrize("format", training.FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_batched_losses_are_those_of_the_layers(format):
     parameters = make_variants(format)
     x, y = torch.randn(6, 4, 4, 4, dtype=torch.float64) + 0.3, torch.randn(6, dtype=torch.float64)
@@ -49,7 +50,7 @@ def test_batched_losses_are_those_of_the_layers(format):
         torch.testing.assert_close(printed[v], td.expected_mse(layer, x, y[:, None], regularizer="paper"))
 
 
-@pytest.mark.parametrize("format", training.FORMATS)
+@pytest.mark.parametrize("format", FORMATS)
 def test_the_stochastic_loss_averages_to_the_exact_one(format):
     parameters = make_variants(format)
     x, y = torch.randn(6, 64, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
@@ -75,7 +76,7 @@ def test_data_are_what_they_are_called(inputs):
     assert neighbours.item() == pytest.approx(0.5 if inputs == "correlated" else 0, abs=0.03)
 
 
-@pytest.mark.parametrize(("format", "optimizer"), list(product(training.FORMATS, ("sgd", "adam"))))
+@pytest.mark.parametrize(("format", "optimizer"), list(product(FORMATS, ("sgd", "adam"))))
 def test_an_interrupted_stage_ends_like_an_uninterrupted_one(tmp_path, format, optimizer, monkeypatch):
     setting = replace(TINY, format=format, optimizer=optimizer, rates=(0.01, 0.1), tune_epochs=1)
     whole = training.train_stage(setting, tmp_path / "whole.safetensors", lambda done: None)
@@ -96,6 +97,20 @@ def test_an_interrupted_stage_ends_like_an_uninterrupted_one(tmp_path, format, o
     assert epochs == [0, 1, 2, 2]
     for key in ("rate", "rate_search", "variants"):
         assert resumed[key] == whole[key]
+
+
+def test_progress_counts_the_search_and_a_search_is_not_repeated(tmp_path, monkeypatch):
+    setting = replace(TINY, rates=(0.01, 0.1), tune_epochs=2)
+    path, steps = tmp_path / "stage.safetensors", []
+    monkeypatch.setattr(training, "_train_epoch", None)  # fails right after the search
+    with pytest.raises(TypeError):
+        training.train_stage(setting, path, steps.append)
+    assert sum(steps) == 2
+    monkeypatch.undo()
+    monkeypatch.setattr(training, "choose_rate", None)  # would fail if the search ran again
+    steps.clear()
+    training.train_stage(setting, path, steps.append)
+    assert sum(steps) == setting.search_epochs + setting.epochs
 
 
 def test_a_checkpoint_of_another_setting_or_a_damaged_one_is_not_used(tmp_path):
@@ -122,7 +137,7 @@ def test_seeds_share_data_and_start_but_not_masks():
 
 def test_the_rate_is_the_smallest_that_learns_and_a_diverging_one_is_recorded():
     setting = replace(TINY, n_train=200, rates=(1e-4, 0.05, 0.1, 1e4), tune_epochs=40)
-    rate, search = training.choose_rate(setting, training.make_data(setting, torch.device("cpu")))
+    rate, search = training.choose_rate(setting, training.make_data(setting, torch.device("cpu")), lambda done: None)
     assert rate == 0.05
     assert [trial["rate"] for trial in search] == list(setting.rates)
     assert search[0]["loss"] > 0.25 > search[1]["loss"]

@@ -16,11 +16,11 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.emission import unwrap
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
@@ -109,17 +109,6 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
         _set_dropouts(found, before)
         raise
     return model
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside DDP and ``torch.compile`` wrappers."""
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner
-        else:
-            return model
 
 
 def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:

@@ -12,7 +12,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.emission import emit
-from tensor_dropout.layers.laws import Bernoulli
+from tensor_dropout.layers.laws import Bernoulli, precise
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.plan import contract
 from tensor_dropout.layers.regression import TensorRegression
@@ -80,9 +80,14 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             "expected_mse: the paper's regularizer is printed for unscaled masks; use TensorDropout(scaling='paper') "
             "or regularizer='exact'"
         )
-    nothing: Masks = [None] * len(layer.operands())
     exponent = 1 if isinstance(layer, CPRegression) else len(layer.dropped_axes) - 1
-    keep = dropout.theta.to(x.dtype) ** exponent
+    if dropout.modes != "all" or not layer.dropped_axes or exponent < 1:
+        raise TensorDropoutError(
+            f"expected_mse: the paper's regularizer is printed for masks on all modes, got modes={dropout.modes!r} "
+            f"with rank {layer.rank}; use regularizer='exact'"
+        )
+    nothing: Masks = [None] * len(layer.operands())
+    keep = precise(dropout.theta) ** exponent  # 0-d: it does not promote the products below
     mean = keep * contract(x, layer.operands(), nothing, layer._plan)
     squares = contract(x.square(), [operand.square() for operand in layer.operands()], nothing, layer._plan)
     return Moments(mean if layer.bias is None else mean + layer.bias, keep * (1 - keep) * squares)
@@ -102,8 +107,9 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
         ``E[CE] ≈ CE(μ, y) + ½ (Σ_o p_o Σ_oo - pᵀ Σ p)``.
 
-    The added term is never negative; it vanishes at θ = 1. It was chosen by measurement over mean-field scaling, the
-    log-normal bound and Gaussian quadrature (``benchmarks/cross_entropy.py``; errors in ``docs/theory.md``).
+    The added term is never negative; it vanishes at θ = 1. Measured (``benchmarks/cross_entropy.py``; errors in
+    ``docs/theory.md``), it is the closest of the forms that need no O×O covariance, except under heavy Tucker dropout;
+    Gaussian quadrature with the full covariance is closer at moderate spread.
 
     Args:
         model: a tensor regression layer with one output mode, or a network whose last layer is one.
@@ -111,7 +117,7 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         y: class numbers (B,), or class probabilities (B, O).
 
     Raises:
-        TensorDropoutError: if shapes do not fit, or x has a NaN or infinity.
+        TensorDropoutError: if shapes do not fit, or x or y has a NaN or infinity.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -119,7 +125,7 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         >>> loss = td.expected_cross_entropy(layer, torch.randn(5, 8, 4, 4), torch.randint(10, (5,)))
         >>> loss.backward()
     """
-    _check_finite("expected_cross_entropy", x=x)
+    _check_finite("expected_cross_entropy", x=x, y=y)
     mean, curvature = emit(model, x, logit_moments, LogitMoments, "expected_cross_entropy")
     classes = y.shape == mean.shape[:1] and not y.is_floating_point()
     if not classes and not (y.shape == mean.shape and y.is_floating_point()):
@@ -138,7 +144,8 @@ def logit_moments(layer: TensorRegression, x: Tensor) -> LogitMoments:
         )
     exact = layer.exact_moments(x)
     p = exact.mean.softmax(-1)
-    return LogitMoments(exact.mean, (p * exact.variance).sum(-1) - exact.variance_of(p))
+    # The bracket is a variance under p; for confident p its two parts are almost equal, and rounding may go below 0.
+    return LogitMoments(exact.mean, ((p * exact.variance).sum(-1) - exact.variance_of(p)).clamp(min=0))
 
 
 def _check_finite(where: str, **tensors: Tensor) -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.files import unwrap
-from tensor_dropout.layers.dropout import TensorDropout
-from tensor_dropout.layers.emission import emit
+from tensor_dropout.layers.dropout import find_dropouts
+from tensor_dropout.layers.emission import emit, unwrap
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression, randomized_layers
 
@@ -150,7 +149,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _at_test(model: nn.Module, at_test: Literal["mean", "sample"]) -> Iterator[None]:
-    dropouts = [module for module in model.modules() if isinstance(module, TensorDropout)]
+    dropouts = find_dropouts(model)
     before = [dropout.at_test for dropout in dropouts]
     for dropout in dropouts:
         dropout.at_test = at_test

@@ -81,7 +81,7 @@ class CPRegression(TensorRegression):
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         outputs = [factor.to(x.dtype) for factor in list(self.factors)[len(self.input_shape) :]]
         V = reduce(lambda left, right: (left[:, None] * right).flatten(0, 1), outputs)
-        return cp_moments(x, V, masks[0], covariance=covariance)
+        return cp_moments(x, V, masks[0], block, covariance=covariance)
 
     def operands(self) -> list[Tensor]:
         """The factors."""

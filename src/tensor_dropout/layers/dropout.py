@@ -33,7 +33,8 @@ class TensorDropout(nn.Module):
         per_sample: draw one mask for each sample instead of one for the whole batch (the paper's).
         scaling: "inverted" multiplies by ``c / E[c]``, so that the mean weight is W and test time changes nothing;
             "paper" multiplies by ``c`` in training and by ``E[c]`` at test time.
-        min_rank: condition every draw on at least this many survivors (Bernoulli and nested).
+        min_rank: at least this many ranks survive every draw: Bernoulli is conditioned on it, nested draws its cut from
+            {min_rank..R}; the other laws refuse it.
         at_test: "mean" uses the mean weight in ``eval()``; "sample" goes on drawing masks.
 
     Raises:
@@ -174,7 +175,7 @@ class TensorDropout(nn.Module):
         }
 
     def extra_repr(self) -> str:
-        """The arguments that differ from their defaults, and the first four always."""
+        """theta, law, modes and scaling always, the other arguments if they differ from their defaults."""
         name = law_name(self.law) or self._law_name or type(self.law).__name__
         shown = f"theta={float(self.theta):.6g}, law={name!r}, modes={self.modes!r}, scaling={self.scaling!r}"
         shown += ", per_sample=True" if self.per_sample else ""
@@ -200,6 +201,11 @@ class TensorDropout(nn.Module):
         # θ is optional in a state dict: the weights of a plain layer load into a randomized one.
         state_dict.setdefault(prefix + "theta", self.theta)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def find_dropouts(model: nn.Module) -> list[TensorDropout]:
+    """All tensor dropouts inside a model."""
+    return [module for module in model.modules() if isinstance(module, TensorDropout)]
 
 
 def as_dropout(dropout: TensorDropout | float | None) -> TensorDropout | None:

@@ -10,12 +10,24 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.regression import TensorRegression, randomized_layers
 
 Emitted = TypeVar("Emitted", bound=tuple[Any, ...])
 Kinds = type[Emitted] | tuple[type[Emitted], ...]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP and ``torch.compile`` wrappers."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
 
 
 def find_head(model: nn.Module, where: str) -> TensorRegression:
@@ -23,7 +35,7 @@ def find_head(model: nn.Module, where: str) -> TensorRegression:
     layers = [module for module in model.modules() if isinstance(module, TensorRegression)]
     if not layers:
         raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
-    randomized = [layer for layer in layers if layer.dropped_axes]
+    randomized = randomized_layers(model)
     chosen = layers if len(layers) == 1 else randomized
     if len(chosen) != 1:
         raise TensorDropoutError(
@@ -60,10 +72,11 @@ def emit(
     head._emit = function
     try:
         emitted = model(x)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, TensorDropoutError) as error:
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-        if not any(name in str(error) for name in (*names, "tuple")):  # the model's own mistake, not about the head
-            raise
+        signs = (*names, "tuple", "'Tensor' object is not callable")  # the last: head(x).mean(1)
+        if not any(sign in str(error) for sign in signs):
+            raise  # the model's own mistake, not about what the head returned
         raise TensorDropoutError(trailing) from error
     finally:
         head._emit = None

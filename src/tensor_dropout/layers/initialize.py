@@ -2,9 +2,9 @@
 
 ``nn.Linear`` on C pooled channels has weights ``F`` of variance 1/(3C). As a regression on the unpooled map that
 is ``W[c,h,w,o] = F[o,c]/(H·W)``, of expected squared norm ``‖W‖² = O / (3·H·W)``. Every format is filled with
-random directions first (in float32, whatever the default dtype: QR has no half precision) and then scaled to
-exactly this norm, so that the variance is right at every rank, also at rank 1, where a product of Gaussians has heavy
-tails. Mode 0 is read as the channels, the rest as space.
+random directions of unit length first (in float32, whatever the default dtype: QR has no half precision) and then
+scaled to this norm (exactly for TT and for Tucker "pool", on average otherwise), so that the variance is right at every
+rank, also at rank 1, where a product of Gaussians has heavy tails. Mode 0 is read as the channels, the rest as space.
 """
 
 from __future__ import annotations

@@ -330,7 +330,7 @@ def check_law(law: object) -> None:
 
 
 def _refuse_min_rank(law: Law, name: str, min_rank: int) -> Law:
-    if min_rank:
+    if min_rank and min_rank != getattr(law, "min_rank", 0):
         raise TensorDropoutError(
             f"TensorDropout: min_rank={min_rank} goes with the laws {' and '.join(_TAKES_MIN_RANK)}, not with "
             f"{name!r}; leave min_rank at 0"

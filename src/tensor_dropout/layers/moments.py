@@ -6,7 +6,8 @@ through this file:
 
 - The mean² part is cancelled in the formulas (``⊗S_n - ⊗m_n m_nᵀ`` mode by mode), never by subtracting numbers:
   ``E[f²] - (E f)²`` would lose every digit of a small variance.
-- Nothing of size (batch × full core) is held: modes are summed or squared one after another, in blocks.
+- Without gradients nothing of size (batch × full core) is held: modes are summed or squared one after another, in
+  blocks. (With gradients autograd keeps what it needs.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.layers.laws import ExchangeableLaw, Law
+from tensor_dropout.layers.plan import multiply_along
 
 PAIRS_UP_TO = 16
 """Tucker: the joint rank of all input modes but the largest, up to which products of pairs are formed."""
@@ -113,10 +115,11 @@ def mask_moments(law: Law, R: int, theta: Tensor, *, inverted: bool) -> MaskMome
     """The moments of the mask on a rank axis of size R as training scales it; None if the law has none."""
     if isinstance(law, ExchangeableLaw):
         mean, square, product = law.pair_moments(R, theta)
-        v, e = square - product, product - mean * mean
-        if inverted:
-            mean, v, e = torch.ones_like(mean), v / mean**2, e / mean**2
-        return MaskMoments(mean.expand(R), (v, e), None)
+        squared_mean = mean * mean
+        if not inverted:
+            return MaskMoments(mean.expand(R), (square - product, product - squared_mean), None)
+        alike = (square - product) / squared_mean, product / squared_mean - 1
+        return MaskMoments(torch.ones_like(mean).expand(R), alike, None)
     mean = law.mean(R, theta)
     root = covariance_root(law, R, theta)
     if root is None:
@@ -152,15 +155,15 @@ def read_out(y: Tensor, V: Tensor, mask: MaskMoments, *, covariance: bool) -> tu
 
     Args:
         y: (B, rows, Q), the running tensor.
-        V: (O, Q), the output factor.
+        V: (O, Q), the output factor, or (B, O, Q), one for each sample.
         mask: the moments of the mask on Q.
         covariance: whether to return (B, O, O) instead of (B, O).
 
     Returns:
         ``Σ_rows E[f²]`` and ``Σ_rows Var[f]``.
     """
-    rows, (outputs, Q) = y.shape[1], V.shape
-    if mask.alike is None or covariance or rows * outputs > (rows + outputs) * Q:
+    rows, (outputs, Q) = y.shape[1], V.shape[-2:]
+    if mask.alike is None or covariance or V.ndim == 3 or rows * outputs > (rows + outputs) * Q:
         return _read_out_gram(y, V, mask, covariance=covariance)
     v, e = mask.alike
     m = mask.mean[0]
@@ -183,23 +186,25 @@ def _read_out_gram(y: Tensor, V: Tensor, mask: MaskMoments, *, covariance: bool)
 # CP: one rank axis, and it is the one that leads to the output.
 
 
-def cp_moments(a: Tensor, V: Tensor, mask: MaskMoments, *, covariance: bool) -> ExactMoments:
+def cp_moments(a: Tensor, V: Tensor, mask: MaskMoments, block: int, *, covariance: bool) -> ExactMoments:
     """CP: ``Var f_o = v Σ_r (a_r V[o,r])² + e (Σ_r a_r V[o,r])²``; for independent masks e = 0.
 
     Args:
         a: (B, R), ``a_r(x) = ⟨x, u0_r ∘ … ∘ u(N-1)_r⟩``.
         V: (O, R), the output factor.
         mask: the moments of the one mask.
+        block: how many numbers may be held at once.
         covariance: whether to return the covariance between the outputs.
     """
 
     def variance_of(w: Tensor) -> Tensor:
         folded = a * (w @ V)
-        return cp_moments(folded, V.new_ones(1, V.shape[1]), mask, covariance=False).variance.squeeze(1)
+        return cp_moments(folded, V.new_ones(1, V.shape[1]), mask, block, covariance=False).variance.squeeze(1)
 
     if mask.alike is None or covariance:
-        _, variance = _read_out_gram(a.unsqueeze(1), V, mask, covariance=covariance)
-        return ExactMoments((a * mask.mean) @ V.mT, variance, variance_of)
+        chunk = max(1, block // (V.shape[1] * max(V.shape)))
+        parts = [_read_out_gram(rows, V, mask, covariance=covariance)[1] for rows in a.unsqueeze(1).split(chunk)]
+        return ExactMoments((a * mask.mean) @ V.mT, torch.cat(parts), variance_of)
     v, e = mask.alike
     total = a @ V.mT
     variance = v * (a.square() @ V.square().mT) + e * total.square()
@@ -229,14 +234,17 @@ def tucker_moments(
     paired = joint <= PAIRS_UP_TO and masks[largest].alike is not None and out.alike is not None
     if paired and not covariance:
         return _tucker_by_pairs(P, core, V, masks, out, largest, block)
-    weighted = reduce(lambda t, n: t * along(masks[n].mean, n + 1, P.ndim), range(len(masks)), P)
+    weighted = reduce(lambda t, n: multiply_along(t, masks[n].mean, n + 1), range(len(masks)), P)
     mean = ((weighted.flatten(1) @ core.flatten(0, -2)) * out.mean) @ V.mT
 
-    def variance(covariance: bool) -> Tensor:
-        chunk = max(1, block // core.numel())
-        return torch.cat([_tucker_by_modes(part, core, V, masks, out, covariance) for part in P.split(chunk)])
+    chunk = max(1, block // max(core.numel(), V.shape[1] * max(V.shape)))
+    variances = [_tucker_by_modes(part, core, V, masks, out, covariance) for part in P.split(chunk)]
 
-    return ExactMoments(mean, variance(covariance), lambda w: quadratic(variance(True), w))
+    def variance_of(w: Tensor) -> Tensor:
+        pairs = zip(P.split(chunk), (w @ V).unsqueeze(1).split(chunk), strict=True)
+        return torch.cat([_tucker_by_modes(part, core, row, masks, out, False) for part, row in pairs]).squeeze(1)
+
+    return ExactMoments(mean, torch.cat(variances), variance_of)
 
 
 def _tucker_by_modes(
@@ -323,7 +331,7 @@ def _tucker_by_pairs(
         variance = (torch.einsum("ts,sbk->tbk", spread, sums) * sums).sum(0)
         if not masks[largest].dropped:
             return mean, variance
-        at_once = max(1, block // (H.shape[1] * H.shape[2]))
+        at_once = max(1, block // (H.shape[1] * max(H.shape[2], P.shape[1])))
         for (p, q), weight in zip(pairs.split(at_once, 1), weights.split(at_once), strict=True):
             products = P[p] * P[q] * weight[:, None, None]
             variance = variance + (products @ (H[p] * H[q])).sum(0)
@@ -378,7 +386,13 @@ def joint_mask(masks: list[MaskMoments], like: Tensor) -> MaskMoments:
 
 
 def tt_variance(
-    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], out_cores: list[Tensor], *, covariance: bool
+    y: Tensor,
+    cores: list[Tensor],
+    masks: list[MaskMoments],
+    out_cores: list[Tensor],
+    *,
+    covariance: bool,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """TT: the variance over all bonds, bond by bond.
 
@@ -388,10 +402,13 @@ def tt_variance(
         masks: the moments of the masks on all bonds.
         out_cores: the output cores, (R_n, O_n, R_{n+1}); the last ends in 1.
         covariance: whether to return (B, O, O) instead of (B, O), O the flattened output.
+        weights: (B, O): return the variance of ``weights·f``, (B, 1), instead; for one output mode.
     """
 
     def recurse(y: Tensor, n: int) -> Pair:
         """E[f²] and Var[f] over the masks from bond n on; y: (B, rows, R, I, ..)."""
+        if n == len(cores) and weights is not None:
+            return read_out(y, (weights @ out_cores[0].squeeze(-1).mT).unsqueeze(1), masks[n], covariance=False)
         if n == len(cores):
             return _train_read_out(y, out_cores, masks[n:], covariance=covariance)
 
@@ -427,10 +444,3 @@ def _train_read_out(y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *,
             second, variance = (torch.einsum(equation, t, core, core).flatten(1, 2) for t in (second, variance))
     shape = second.shape[:3] if covariance else second.shape[:2]
     return second.reshape(shape), variance.reshape(shape)
-
-
-def along(vector: Tensor, dim: int, ndim: int) -> Tensor:
-    """A vector shaped to multiply along one axis."""
-    shape = [1] * ndim
-    shape[dim] = -1
-    return vector.view(shape)

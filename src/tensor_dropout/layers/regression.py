@@ -76,13 +76,14 @@ class TensorRegression(nn.Module, ABC):
         shape = torch.empty(self.output_shape, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if shape is None else nn.Parameter(shape))
         self.dropout = as_dropout(dropout)
-        if self.dropout is not None and device is not None and torch.device(device).type != "meta":
-            self.dropout.to(device)
+        place = next(self.parameters()).device
+        if self.dropout is not None and place.type != "meta":
+            self.dropout.to(place)
         if self.dropout is not None and not self.dropped_axes:
             warnings.warn(
                 f"{where}: the dropout has nothing to drop, since modes='all' skips modes of rank 1 (rank "
                 f"{self.rank}); raise the rank or name the modes",
-                stacklevel=3,
+                stacklevel=2,
             )
         self._fixed_masks: Masks | None = None
         self._emit: Callable[[TensorRegression, Tensor], Any] | None = None
@@ -185,7 +186,7 @@ class TensorRegression(nn.Module, ABC):
         They describe one draw of the masks for one sample: the same for per-sample and per-batch masks, and in
         ``train`` and ``eval`` mode alike. Per sample, with projected input ``P`` of ranks ``R_n`` and O outputs:
 
-        - CP: one forward pass and one more product of (R) with (R, O).
+        - CP: one forward pass and one more product of (R) with (R, O); for the nested law and laws of your own R²·O.
         - Tucker: with the largest input rank R and T the product of the others, about ``R T²/2 (R_N + O)``
           multiply-adds in blocks (T up to 16); else, and for the nested law, sums over all core entries mode by
           mode, ``2^modes`` of them, in chunks of the batch.
@@ -230,23 +231,27 @@ class TensorRegression(nn.Module, ABC):
             mean, variance, variance_of = self._exact_moments(
                 projected, self._mask_moments(projected), block, covariance
             )
-            # A correlated mask (with replacement, min_rank) subtracts a part: rounding may leave a negative zero.
+            # A positive semi-definite form; rounding may leave it just below zero.
             variance = variance if covariance else variance.clamp(min=0)
             mean = mean if self.bias is None else mean + self.bias.flatten().to(mean.dtype)
         return ExactMoments(mean, variance, variance_of)
 
     def _mask_moments(self, like: Tensor) -> list[MaskMoments]:
-        masks = [fixed_mask(R, like) for R in self._ranks]
-        for axis in self.dropped_axes:
-            assert self.dropout is not None
+        axes = self.dropped_axes
+        masks = []
+        for axis, R in enumerate(self._ranks):
+            if self.dropout is None or axis not in axes:
+                masks.append(fixed_mask(R, like))
+                continue
             inverted = self.dropout.scaling == "inverted"
-            moments = mask_moments(self.dropout.law, self._ranks[axis], self.dropout.theta, inverted=inverted)
+            moments = mask_moments(self.dropout.law, R, self.dropout.theta, inverted=inverted)
             if moments is None:
                 raise TensorDropoutError(
                     f"{type(self).__name__}.moments: the law {self.dropout.law!r} has no second moments; pass "
-                    "n_samples= for a Monte-Carlo estimate with its standard error"
+                    "n_samples= to layer.moments for an estimate with its standard error, or use "
+                    "td.predict(mode='sample')"
                 )
-            masks[axis] = moments.to(like)
+            masks.append(moments.to(like))
         return masks
 
     def _sample_moments(self, x: Tensor, covariance: bool, n_samples: int) -> SampledMoments:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.dropout import TensorDropout, check_theta
+from tensor_dropout.layers.dropout import TensorDropout, check_theta, find_dropouts
 
 
 class ThetaSchedule:
@@ -49,10 +49,15 @@ class ThetaSchedule:
         delay: int = 0,
         shape: Literal["linear", "cosine"] = "linear",
     ) -> None:
-        self.dropouts = [module for module in model.modules() if isinstance(module, TensorDropout)]
+        self.model = model
         if not self.dropouts:
             raise TensorDropoutError(f"ThetaSchedule: {type(model).__name__} has no TensorDropout to steer")
         self._set(start=start, end=end, steps=steps, delay=delay, shape=shape, last_step=0)
+
+    @property
+    def dropouts(self) -> list[TensorDropout]:
+        """The dropouts of the model, looked up each time: ``td.load`` puts new ones into it."""
+        return find_dropouts(self.model)
 
     @property
     def theta(self) -> float:

@@ -89,10 +89,18 @@ class TTRegression(TensorRegression):
         inner, outer = cores[1 : len(self.input_shape)], cores[len(self.input_shape) :]
         # After n cores a sample holds the kept bonds R_1..R_n, the next bond and the modes still to come.
         held = max(prod(self._ranks[: n + 1]) * prod(self.input_shape[n + 1 :]) for n in range(len(inner) + 1))
+        held = max(held, self._ranks[len(inner)] * max(self._ranks[len(inner)], prod(self.output_shape)))
         chunk = max(1, block // held)
 
         def variance(covariance: bool) -> Tensor:
             return torch.cat([tt_variance(y, inner, masks, outer, covariance=covariance) for y in x.split(chunk)])
+
+        def variance_of(w: Tensor) -> Tensor:
+            if len(outer) > 1:
+                return quadratic(variance(True), w)
+            pairs = zip(x.split(chunk), w.split(chunk), strict=True)
+            parts = [tt_variance(y, inner, masks, outer, covariance=False, weights=row) for y, row in pairs]
+            return torch.cat(parts).squeeze(1)
 
         mean = torch.einsum("br...,r->br...", x, masks[0].mean)
         for n, core in enumerate(inner, 1):
@@ -101,7 +109,7 @@ class TTRegression(TensorRegression):
         for n, core in enumerate(outer[1:], len(inner) + 1):
             last = torch.einsum("ros,spt->ropt", last * masks[n].mean, core).flatten(1, 2)
         mean = mean @ last.squeeze(-1)
-        return ExactMoments(mean, variance(covariance), lambda w: quadratic(variance(True), w))
+        return ExactMoments(mean, variance(covariance), variance_of)
 
     def operands(self) -> list[Tensor]:
         """The cores, without the bonds of size 1 at the two ends."""

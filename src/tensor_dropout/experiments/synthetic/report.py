@@ -60,7 +60,7 @@ def draw_curves(record: Record, stem: Path) -> list[Path]:
             axis.plot(epochs, printed, color=PRINTED, ls=":", label="trained on the printed formula")
             axis.set(title=f"θ = {theta:g}", xlabel="epoch", yscale="log")
         axes[0].set_ylabel("exact expected loss")
-        axes[-1].legend(fontsize=7, loc="upper right")
+        axes[0].legend(fontsize=7, loc="lower left")
         figure.suptitle(
             f"{NAMES[setting['format']]} R-TRL, simulated {setting['inputs']} inputs, {NAMES[setting['optimizer']]}",
             fontsize=10,
@@ -71,13 +71,17 @@ def draw_curves(record: Record, stem: Path) -> list[Path]:
 def draw_formula(records: dict[str, Record], stem: Path) -> list[Path]:
     """The printed formula over the exact value, at the same parameters: 1 where the theorem holds."""
     with draw_figure(3.6 * len(records), 3.0) as figure:
+        from matplotlib import colormaps
+
+        shades = colormaps["viridis"]
         axes = figure.subplots(1, len(records), sharey=True)
         for axis, record in zip(axes, records.values(), strict=True):
             axis.axhline(1.0, color="#888888", lw=0.8)
-            for theta in record["settings"]["thetas"]:
+            thetas = record["settings"]["thetas"]
+            for theta, shade in zip(thetas, np.linspace(0.85, 0.0, len(thetas)), strict=True):
                 exact = curves_of(record, "exact", theta)[0]
                 printed = curves_of(record, "exact", theta, "printed_objective")[0]
-                axis.plot(record["epochs"], printed / exact, label=f"θ = {theta:g}")
+                axis.plot(record["epochs"], printed / exact, color=shades(shade), label=f"θ = {theta:g}")
             axis.set(title=f"simulated {record['settings']['inputs']} inputs", xlabel="epoch")
         axes[0].set_ylabel("printed formula / exact expected loss")
         axes[-1].legend(fontsize=7)

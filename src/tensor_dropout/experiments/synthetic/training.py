@@ -26,8 +26,6 @@ from tensor_dropout.experiments.synthetic.objective import (
 from tensor_dropout.layers.laws import Bernoulli
 from tensor_dropout.writing import replacing
 
-FORMATS = ("cp", "tucker")
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -56,6 +54,11 @@ class Setting:
         """(kind, θ) of each variant: the stochastic ones seed by seed, then exact, then printed."""
         kinds = ["stochastic"] * self.mask_seeds + ["exact", "printed"]
         return [(kind, theta) for kind in kinds for theta in self.thetas]
+
+    @property
+    def search_epochs(self) -> int:
+        """Epochs of the search for a learning rate; none if there is one rate only."""
+        return self.tune_epochs if len(self.rates) > 1 else 0
 
     @property
     def evaluated_epochs(self) -> list[int]:
@@ -112,7 +115,7 @@ def train_stage(setting: Setting, checkpoint: Path, advance: Callable[[int], Non
     Args:
         setting: the stage.
         checkpoint: where the state is kept after every measured epoch.
-        advance: called with the number of epochs done since the last call.
+        advance: called with the number of epochs done since the last call, those of the rate search included.
 
     Returns:
         A record: the rate that was chosen and why, and for each variant its curves.
@@ -123,12 +126,18 @@ def train_stage(setting: Setting, checkpoint: Path, advance: Callable[[int], Non
     theta = torch.tensor([theta for _, theta in setting.variants], device=device)
     parameters = [p.requires_grad_() for p in initial_parameters(setting, len(kinds), data)]
     state = _resume(setting, checkpoint, device)
+
+    def save() -> None:
+        meta = {"setting": asdict(setting), "done": done, "seconds": seconds, "rate": rate, "search": search}
+        _save(checkpoint, meta, parameters, optimizer, curves)
+
     if state is None:
         began = time.perf_counter()
-        rate, search = choose_rate(setting, data)
+        rate, search = choose_rate(setting, data, advance)
         curves = measure(parameters, data, theta)[None]
         done, seconds = 0, time.perf_counter() - began
         optimizer = make_optimizer(setting, parameters, rate)
+        save()
     else:
         done, seconds, rate, search = (state["meta"][key] for key in ("done", "seconds", "rate", "search"))
         curves = state["tensors"]["curves"]
@@ -137,7 +146,7 @@ def train_stage(setting: Setting, checkpoint: Path, advance: Callable[[int], Non
                 parameter.copy_(state["tensors"][f"parameter.{k}"])
         optimizer = make_optimizer(setting, parameters, rate)
         _restore(optimizer, parameters, state["tensors"])
-    advance(done)
+        advance(setting.search_epochs + done)
     for target in [epoch for epoch in setting.evaluated_epochs if epoch > done]:
         began = time.perf_counter()
         for epoch in range(done, target):
@@ -147,8 +156,7 @@ def train_stage(setting: Setting, checkpoint: Path, advance: Callable[[int], Non
         seconds += time.perf_counter() - began
         advance(target - done)
         done = target
-        meta = {"setting": asdict(setting), "done": done, "seconds": seconds, "rate": rate, "search": search}
-        _save(checkpoint, meta, parameters, optimizer, curves)
+        save()
     return {
         "epochs": setting.evaluated_epochs,
         "rate": rate,
@@ -176,7 +184,9 @@ def measure(parameters: Parameters, data: Data, theta: Tensor) -> Tensor:
     return torch.stack([exact, printed, test])
 
 
-def choose_rate(setting: Setting, data: Data) -> tuple[float, list[dict[str, float | None]]]:
+def choose_rate(
+    setting: Setting, data: Data, advance: Callable[[int], None]
+) -> tuple[float, list[dict[str, float | None]]]:
     """The smallest learning rate that explains three quarters of y's variance at θ = 1 in ``tune_epochs``.
 
     The theorem is about the loss at given parameters. Along a path of SGD the mask noise adds an error that grows with
@@ -193,10 +203,10 @@ def choose_rate(setting: Setting, data: Data) -> tuple[float, list[dict[str, flo
     for epoch in range(setting.tune_epochs):
         for rows in batches(setting, epoch, len(data.x)):
             optimizer.zero_grad()
-            (weights * stochastic_loss(parameters, data.x[rows], data.y[rows], ones)).nan_to_num(
-                0, 0, 0
-            ).sum().backward()
+            losses = weights * stochastic_loss(parameters, data.x[rows], data.y[rows], ones)
+            losses.nan_to_num(0, 0, 0).sum().backward()
             optimizer.step()
+        advance(1)
     theta = torch.ones(len(rates), device=data.x.device)
     losses = over_samples(printed_loss, [p.detach() for p in parameters], data.x, data.y, theta)
     search = [{"rate": rate, "loss": loss} for rate, loss in zip(rates, finite(losses), strict=True)]
