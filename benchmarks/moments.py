@@ -9,11 +9,12 @@ each in a process of its own.
 """
 
 import json
-import resource
+import re
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -28,7 +29,7 @@ REPEATS = 15
 
 
 def draw(layer, x):
-    return torch.stack([layer(x) for _ in range(100)])
+    return [layer(x) for _ in range(100)]
 
 
 def seconds(function, *arguments):
@@ -57,7 +58,7 @@ def time_heads(device):
         slow, fast = statistics.median(forward), statistics.median(moments)
         truth = layer.double().moments(x.double()).variance.sqrt()
         layer.float()
-        drawn = draw(layer, x).std(0)
+        drawn = torch.stack(draw(layer, x)).std(0)
         errors = [
             ((std.double() - truth) / truth).abs().mean().item() for std in (drawn, layer.moments(x).variance.sqrt())
         ]
@@ -66,22 +67,28 @@ def time_heads(device):
         )
 
 
+def peak_memory():
+    """Peak resident memory of this process in MiB; getrusage would begin with that of the parent."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) / 1024
+
+
 def measure_memory(what):
     """Peak resident memory of one call at the ImageNet head, in MiB beyond the interpreter and torch."""
     torch.set_num_threads(1)
     torch.randn(64, 64) @ torch.randn(64, 64)
     small = td.TuckerRegression((8, 3, 3), 5, (4, 2, 2, 3), dropout=0.8)
     small.moments(torch.randn(2, 8, 3, 3)).variance.sum().backward()  # imports and first-call buffers
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_memory()
     layer = td.TuckerRegression((2048, 7, 7), 1000, (256, 3, 3, 256), init="normal", dropout=0.8)
     x = torch.randn(64, 2048, 7, 7)
     if what == "nothing":
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+        return peak_memory() - before
     with torch.set_grad_enabled("gradient" in what):
         out = layer(x) if what.startswith("forward") else layer.moments(x).variance
         if "gradient" in what:
             out.sum().backward()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return peak_memory() - before
 
 
 def compare_memory():

@@ -60,7 +60,7 @@ def draw_curves(record: Record, stem: Path) -> list[Path]:
             axis.plot(epochs, printed, color=PRINTED, ls=":", label="trained on the printed formula")
             axis.set(title=f"θ = {theta:g}", xlabel="epoch", yscale="log")
         axes[0].set_ylabel("exact expected loss")
-        axes[0].legend(fontsize=7, loc="lower left")
+        axes[-1].legend(fontsize=7, loc="lower left")
         figure.suptitle(
             f"{NAMES[setting['format']]} R-TRL, simulated {setting['inputs']} inputs, {NAMES[setting['optimizer']]}",
             fontsize=10,
