@@ -44,7 +44,7 @@ def test_the_exception_is_a_value_error():
 
 # Shapes.
 
-TUPLE = "is a tuple of at least one positive integer"
+TUPLE = "is a positive integer (1 for a scalar) or a tuple of them"
 BAD_SHAPES = [
     ((), (TUPLE, "got ()")),
     (0, (TUPLE, "got 0")),

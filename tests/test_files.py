@@ -308,7 +308,9 @@ def test_a_network_needs_a_model_to_fill(path):
 
 def test_a_bare_layer_does_not_fill_a_network(path):
     td.save(make_layer("cp"), path)
-    with pytest.raises(td.TensorDropoutError, match=r"has tensor regression layers at \[''\], the model at \['head'\]"):
+    with pytest.raises(
+        td.TensorDropoutError, match=r"has a bare layer, the model tensor regression layers at \['head'\]"
+    ):
         td.load(path, Network())
 
 

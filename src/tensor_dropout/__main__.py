@@ -14,6 +14,9 @@ def main() -> None:
             f"tensor-dropout: the command line needs {error.name}, which is not installed; install it with: "
             "pip install 'tensor-dropout[cli]'"
         )
+    except KeyboardInterrupt:
+        print("tensor-dropout: interrupted before it began", file=sys.stderr)
+        sys.exit(130)
     cli.main()
 
 

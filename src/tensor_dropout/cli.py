@@ -109,7 +109,7 @@ def reproduce(
         known = ", ".join(experiment.PRESETS)
         raise typer.BadParameter(f"{name} has no preset {preset!r}; it has: {known}.", param_hint="--preset")
     folder = Path("out") / name if out is None else out
-    with report_failure(f"reproduce {name}", f"finished runs are kept in {folder}, the same command goes on"):
+    with report_failure(f"reproduce {name}", f"what is done is kept in {folder}, the same command goes on from there"):
         written = experiment.run(name, preset, folder, seed)
     typer.echo("Wrote:")
     for path in written:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,15 @@ def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
 def _read_layers(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The configs of the saved layers by name."""
     if not Path(path).is_file():
-        raise TensorDropoutError(f"load: there is no file {path}")
+        what = "is a folder, not a file" if Path(path).is_dir() else "does not exist"
+        raise TensorDropoutError(f"load: there is no file {path}: it {what}")
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_HEADER)
     except SafetensorError as error:
-        raise TensorDropoutError(f"load: {path} is not a safetensors file: {error}") from error
+        raise TensorDropoutError(
+            f"load: {path} is not a safetensors file ({error}); a file of torch.save goes through load_state_dict"
+        ) from error
     if header is None:
         raise TensorDropoutError(f"load: {path} was not written by td.save; load plain weights with load_state_dict")
     with _blaming(path):
@@ -180,12 +183,14 @@ def _set_dropouts(layers: dict[str, TensorRegression], dropouts: dict[str, Tenso
         layer.dropout = None if dropout is None else dropout.to(layer.operands()[0].device).train(layer.training)
 
 
+def _describe(layers: Collection[str]) -> str:
+    return "a bare layer" if set(layers) == {""} else f"tensor regression layers at {sorted(layers)}"
+
+
 def _match(layers: dict[str, Any], found: dict[str, TensorRegression], path: str | os.PathLike[str]) -> None:
     """Check that the model has the saved layers."""
     if set(found) != set(layers):
-        raise TensorDropoutError(
-            f"load: {path} has tensor regression layers at {sorted(layers)}, the model at {sorted(found)}"
-        )
+        raise TensorDropoutError(f"load: {path} has {_describe(layers)}, the model {_describe(found)}")
     for name, config in layers.items():
         present = found[name].config()
         for key in _STRUCTURE:

@@ -50,8 +50,9 @@ def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal
     _check_finite("expected_mse", x=x, y=y)
     mean, variance = emit(model, x, functions[regularizer], Moments, "expected_mse")
     if y.shape != mean.shape:
+        hint = "; add an axis: y[:, None]" if mean.shape == (*y.shape, 1) else ""
         raise TensorDropoutError(
-            f"expected_mse: y must have the output's shape {tuple(mean.shape)}, got {tuple(y.shape)}"
+            f"expected_mse: y must have the output's shape {tuple(mean.shape)}, got {tuple(y.shape)}{hint}"
         )
     return F.mse_loss(mean, y) + variance.mean()
 

@@ -212,6 +212,10 @@ def as_dropout(dropout: TensorDropout | float | None) -> TensorDropout | None:
     """The module behind a layer's ``dropout=`` argument; a number is short for ``TensorDropout(number)``."""
     if dropout is None or isinstance(dropout, TensorDropout):
         return dropout
+    if isinstance(dropout, nn.Module):
+        raise TensorDropoutError(
+            f"dropout= takes a td.TensorDropout or a number, the KEEP probability theta (1 - p), got {dropout}"
+        )
     return TensorDropout(dropout)
 
 

@@ -85,5 +85,7 @@ def resolve_shape(shape: Any, name: str, where: str) -> tuple[int, ...]:
     sizes = (shape,) if type(shape) is int else shape
     valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
     if not valid or not all(type(size) is int and size > 0 for size in sizes):
-        raise TensorDropoutError(f"{where}: {name} is a tuple of at least one positive integer, got {shape!r}")
+        raise TensorDropoutError(
+            f"{where}: {name} is a positive integer (1 for a scalar) or a tuple of them, got {shape!r}"
+        )
     return tuple(sizes)

@@ -19,7 +19,10 @@ from tensor_dropout.experiments.synthetic.report import draw_curves, draw_formul
 from tensor_dropout.experiments.synthetic.training import Setting, train_stage
 from tensor_dropout.figures import require_matplotlib
 
-SUMMARY = "synthetic regression, stochastic loss against its deterministic form (simulated data; paper, section 5.1)"
+SUMMARY = (
+    "stochastic loss against its deterministic form, printed and exact (simulated data; paper, section 5.1); "
+    "preset paper takes 11 minutes for CP and 24 for Tucker on two cores"
+)
 
 _RATES = (0.001, 0.003, 0.01, 0.03)
 _SMALL: dict[str, Any] = {
@@ -67,7 +70,8 @@ def run(name: str, preset: str, out: Path, seed: int) -> list[Path]:
         for stage, arguments in PRESETS[preset].items():
             setting = Setting(format=kind, seed=seed, **arguments)
             total = setting.search_epochs + setting.epochs
-            bar = progress.add_task(f"{name} {stage} (epochs)", total=total)
+            unit = "epochs, rate search included" if setting.search_epochs else "epochs"
+            bar = progress.add_task(f"{name} {stage} ({unit})", total=total)
             path = out / f"{stage}.json"
             record = read_finished(path, asdict(setting))
             if record is None:
