@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -145,7 +146,10 @@ def test_without_the_extra(missing):
 def test_ctrl_c_in_a_real_process(tmp_path):
     """The signal itself, in the middle of training."""
     command = [sys.executable, "-m", "tensor_dropout", "reproduce", "digits", "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A suite that runs in the background of a shell ignores SIGINT, and its children would too.
+    listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, preexec_fn=listen, **pipes)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("out/runs/quick/*.json")) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
