@@ -15,10 +15,14 @@ from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.losses import expected_cross_entropy, expected_mse
 from tensor_dropout.prediction import Prediction, predict
+from tensor_dropout.surgery.merge import merge_, truncate_
+from tensor_dropout.surgery.report import ConversionReport
+from tensor_dropout.surgery.tensorize import tensorize_
 from tensor_dropout.version import __version__
 
 __all__ = [
     "CPRegression",
+    "ConversionReport",
     "ExchangeableLaw",
     "Law",
     "Moments",
@@ -35,7 +39,10 @@ __all__ = [
     "expected_mse",
     "fixed_masks",
     "load",
+    "merge_",
     "predict",
     "register_law",
     "save",
+    "tensorize_",
+    "truncate_",
 ]

@@ -1,5 +1,8 @@
 """Saving and loading: one safetensors file, with a versioned JSON config in its header.
 
+The header names every tensor regression layer with its settings, the network if it is one of ours, and the surgery
+that a converted network went through, so that the same surgery is done on a plain network before it is filled.
+
 Nothing that is loaded can execute code: the weights are raw numbers, the config is data, and a law is found by a
 name that was registered in this process.
 """
@@ -13,17 +16,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
 from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
-from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.dropout import TensorDropout, check_theta
 from tensor_dropout.layers.emission import unwrap
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout.nets import ResNet, build_net
+from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
+from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
 from tensor_dropout.version import __version__
 from tensor_dropout.writing import replacing
 
@@ -34,12 +41,13 @@ _STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a layer, or a model that contains some, to one safetensors file.
+    """Write a layer, a network of ``tensor_dropout.nets``, or any model that contains such layers, to one file.
 
     The file appears whole or not at all. DDP and ``torch.compile`` wrappers are looked through.
 
     Args:
-        model: a tensor regression layer or a module that contains some.
+        model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or one of
+            our own networks.
         path: where to write; ``.safetensors`` is the customary ending.
 
     Raises:
@@ -56,11 +64,14 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     model = unwrap(model)
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
-    if not layers:
+    net = getattr(model, "settings", None) if isinstance(model, ResNet) else None
+    if not layers and net is None:
         raise TensorDropoutError(
             f"save: {type(model).__name__} has no tensor regression layer; use safetensors itself for plain models"
         )
     config = {"version": FORMAT_VERSION, "library": __version__, "layers": layers}
+    config |= {"net": net} if net is not None else {}
+    config |= {"surgery": surgery} if (surgery := _describe_surgery(model)) else {}
     target = Path(path)
     if not target.parent.is_dir():
         raise TensorDropoutError(f"save: the folder {target.parent} does not exist; make it first")
@@ -75,39 +86,43 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
     Args:
         path: the file.
-        model: None if the file holds a bare layer, which is then built anew; else a model of the same structure,
-            which is filled in place, its dropout settings included.
+        model: None if the file holds a bare layer or one of our own networks, which is then built anew; else a model
+            of the same structure, which is filled in place, its dropout settings included. A plain model gets the
+            recorded surgery first: save after ``tensorize_``, load into the network as it was before.
 
     Returns:
         The layer or the model, in the mode (train or eval) that it had.
 
     Raises:
         TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
-            names a law that is not registered.
+            names a law that is not registered; the model is then as it was.
     """
-    layers = _read_layers(path)
+    config = _read_config(path)
+    layers = config["layers"]
     with _blaming(path):
         if model is None:
-            if set(layers) != {""}:
-                raise TensorDropoutError(
-                    f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it"
-                )
-            model = _build(layers[""], path)
+            model = _build_model(config, path)
         target = unwrap(model)
-        found = tensor_layers(target)
-        _match(layers, found, path)
-        dropouts = {name: _build_dropout(config["dropout"]) for name, config in layers.items()}
-        for name, dropout in dropouts.items():
-            if dropout is not None:
-                dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
-    before = {name: layer.dropout for name, layer in found.items()}
-    try:
-        _set_dropouts(found, dropouts)
-        _check_weights(target, path)
-        load_model(target, path)
-    except BaseException:
-        _set_dropouts(found, before)
-        raise
+    with undone_on_failure(target, None) as exchange:
+        with _blaming(path):
+            _repeat_surgery(target, config, exchange, path)
+            found = tensor_layers(target)
+            _match(layers, found, path)
+            dropouts = {name: _build_dropout(each["dropout"]) for name, each in layers.items()}
+            for name, dropout in dropouts.items():
+                if dropout is not None:
+                    dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
+        before = {name: layer.dropout for name, layer in found.items()}
+        try:
+            _set_dropouts(found, dropouts)
+            _check_weights(target, path)
+            load_model(target, path)
+        except BaseException:
+            _set_dropouts(found, before)
+            raise
+    for name, layer in found.items():
+        if "theta" in layers[name]:  # plain dropout on the weight has no module that holds it
+            layer.theta = check_theta(layers[name]["theta"])  # type: ignore[assignment]
     return model
 
 
@@ -127,8 +142,8 @@ def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise TensorDropoutError(f"load: the config in the header of {path} is damaged: {error!r}") from error
 
 
-def _read_layers(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The configs of the saved layers by name."""
+def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The config in the header: its "layers" by name, and "net" and "surgery" where there are any."""
     if not Path(path).is_file():
         what = "is a folder, not a file" if Path(path).is_dir() else "does not exist"
         raise TensorDropoutError(f"load: there is no file {path}: it {what}")
@@ -148,8 +163,62 @@ def _read_layers(path: str | os.PathLike[str]) -> dict[str, Any]:
                 f"load: {path} has format version {config['version']}, this library reads version {FORMAT_VERSION}; "
                 "upgrade it"
             )
-        layers: dict[str, Any] = dict(config["layers"].items())
-        return layers
+        return {"net": None, "surgery": {}} | dict(config) | {"layers": dict(config["layers"].items())}
+
+
+def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Module:
+    """A bare layer, or one of our own networks as it was before any surgery."""
+    layers = config["layers"]
+    if config["net"] is not None:
+        settings = {**config["net"], "input_shape": tuple(config["net"]["input_shape"])}
+        return build_net(**settings).to(_saved_dtype(path))
+    if set(layers) != {""}:
+        raise TensorDropoutError(f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it")
+    return _build(layers[""], path)
+
+
+def _saved_dtype(path: str | os.PathLike[str]) -> torch.dtype:
+    with safe_open(path, framework="pt") as file:
+        weights = (file.get_tensor(key) for key in file.keys() if not key.endswith("theta"))  # noqa: SIM118 - no mapping
+        return next(weight.dtype for weight in weights if weight.is_floating_point())
+
+
+def _describe_surgery(model: nn.Module) -> dict[str, Any]:
+    """What it takes to put each head into a plain network again: its place, its kind, its pooling's place."""
+    surgery = {}
+    for name, head in tensor_heads(model).items():
+        places = [] if head.pooled is None else names_of(model, head.pooled.now)
+        surgery[name] = {**head.config(), "pooling": places[0] if places else None}
+    return surgery
+
+
+def _repeat_surgery(model: nn.Module, config: dict[str, Any], exchange: Exchange, path: str | os.PathLike[str]) -> None:
+    """Put the recorded heads into a network that still has its plain layers there."""
+    for name, recorded in config["surgery"].items():
+        layer = _get_module(model, name, path)
+        if isinstance(layer, TensorHead):
+            continue
+        weight = getattr(layer, "weight", None)
+        if not isinstance(weight, nn.Parameter):
+            raise TensorDropoutError(
+                f"load: {path} has a converted head at {name!r}, where the model has a {type(layer).__name__}; pass "
+                "the network as it was before tensorize_"
+            )
+        regression = _build(config["layers"][f"{name}.regression"], path).to(weight.device, weight.dtype)
+        pooled = None
+        if recorded["pooling"] is not None:
+            pooling = _get_module(model, recorded["pooling"], path)
+            pooled = widen(pooling, recorded["kind"], regression.input_shape[1:], recorded["flattens"])
+            exchange.put(pooling, pooled.now.train(pooling.training))
+        head = TensorHead(regression, recorded["kind"], recorded["axes"], pooled)
+        exchange.put(layer, head.train(layer.training))
+
+
+def _get_module(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if name not in modules:
+        raise TensorDropoutError(f"load: {path} has a module {name!r} that {type(model).__name__} has not")
+    return modules[name]
 
 
 def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegression:
@@ -158,9 +227,6 @@ def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegres
             f"load: {path} holds a layer of the unknown type {config['type']!r}; known are {list(_LAYERS)}; pass "
             "model= to fill one of your own"
         )
-    with safe_open(path, framework="pt") as file:
-        weight = next(key for key in file.keys() if not key.endswith("theta"))  # noqa: SIM118 - not a mapping
-        dtype = file.get_tensor(weight).dtype
     rank = config["rank"][0] if config["type"] == "CPRegression" else config["rank"]
     return _LAYERS[config["type"]](
         config["input_shape"],
@@ -169,7 +235,7 @@ def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegres
         bias=config["bias"],
         init=config["init"],
         dropout=_build_dropout(config["dropout"]),
-        dtype=dtype,
+        dtype=_saved_dtype(path),
     )
 
 

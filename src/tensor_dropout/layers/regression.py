@@ -332,6 +332,21 @@ class TensorRegression(nn.Module, ABC):
             "dropout": None if self.dropout is None else self.dropout.config(),
         }
 
+    def with_rank(self, ranks: tuple[int, ...]) -> TensorRegression:
+        """A layer that differs in its rank alone; its parameters are not filled, its dropout is this one's."""
+        like = next(self.parameters())
+        layer = type(self)(
+            self.input_shape,
+            self.output_shape,
+            ranks if self.mode_numbers else ranks[0],
+            bias=self.bias is not None,
+            dropout=self.dropout,
+            init=self.init,
+            device="meta",
+            dtype=like.dtype,
+        )
+        return layer.to_empty(device=like.device).train(self.training)
+
     def extra_repr(self) -> str:
         """Shapes, rank and how much smaller than dense."""
         shapes = f"{self.input_shape} -> {self.output_shape}, rank={self.rank}, bias={self.bias is not None}"

@@ -1,0 +1,240 @@
+"""``merge_``: tensor regressions become plain torch layers; ``truncate_``: they keep their leading ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.plan import multiply_along
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.surgery.checks import check_model
+from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, names_of, undone_on_failure
+from tensor_dropout.surgery.head import POOLINGS, TensorHead, pool_to
+from tensor_dropout.surgery.report import ConversionReport, Replacement
+from tensor_dropout.surgery.tensorize import count_parameters
+from tensor_dropout.surgery.weights import as_network, averaged_weight, inner, is_average, whole_weight
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def merge_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) -> ConversionReport:
+    """Replace every tensor regression by plain torch layers that compute its ``eval`` function, in place.
+
+    Where the weight is constant over the spatial modes (a converted pooled head, not trained on), the pooling and the
+    linear layer come back as they were; else a linear layer on the flattened map. What is left needs nothing of this
+    library; the dropout is gone.
+
+    Args:
+        model: a network that contains tensor regressions.
+        optimizer: gets the new weights where the factors were; the state of all others stays.
+
+    Returns:
+        What was replaced; the error is that of rounding to the layer's dtype.
+
+    Raises:
+        TensorDropoutError: if there is nothing to merge, or the model is wrapped.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> net = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 10))
+        >>> weight = net[2].weight.detach().clone()
+        >>> _ = td.tensorize_(net, torch.randn(2, 16, 4, 4))
+        >>> _ = td.merge_(net)
+        >>> type(net[2]).__name__, bool(torch.allclose(net[2].weight, weight, atol=1e-6))
+        ('Linear', True)
+    """
+    check_model(model, "merge_")
+    regressions = _regressions(model, "merge_")
+    heads = {id(head.regression): head for head in model.modules() if isinstance(head, TensorHead)}
+    counted = count_parameters(model)
+    with undone_on_failure(model, optimizer) as exchange:
+        done = []
+        for name, regression in regressions.items():
+            head = heads.get(id(regression))
+            plain, kind = _merge_bare(regression) if head is None else _merge_head(head, exchange)
+            where = head or regression
+            plain.train(where.training)
+            done.append(_describe(names_of(model, where)[0], regression, plain, kind))
+            exchange.put(where, plain)
+            if optimizer is not None:
+                _patch(optimizer, name, regression, plain, "merge_")
+    return ConversionReport(tuple(done), counted, count_parameters(model), None, exchange.modules)
+
+
+def _regressions(model: nn.Module, where: str) -> dict[str, TensorRegression]:
+    if isinstance(model, TensorRegression):
+        raise TensorDropoutError(
+            f"{where}: the model is the layer itself; put it into nn.Sequential to change it there"
+        )
+    found = {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
+    if not found:
+        raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
+    return found
+
+
+def _merge_head(head: TensorHead, exchange: Exchange) -> tuple[nn.Module, str]:
+    """The plain layer for a head that surgery made, and its pooling as it was if the weight is still an average."""
+    regression, axes = head.regression, head.axes
+    grid = regression.input_shape[1:]
+    averages = head.kind == "conv-pool"
+    restorable = averages or (head.pooled is not None and bool(names_of(exchange.model, head.pooled.now)))
+    if grid and restorable and is_average(regression):
+        if head.pooled is not None:
+            head.pooled.before.train(head.pooled.now.training)
+            exchange.put(head.pooled.now, head.pooled.before)
+        return _plain(regression, averaged_weight(regression), (1,) * axes), "pool"
+    plain = _plain(regression, whole_weight(regression), grid if axes and grid else (1,) * axes)
+    return (nn.Sequential(pool_to(grid), plain) if averages else plain), "flatten" if grid else "features"
+
+
+def _merge_bare(regression: TensorRegression) -> tuple[nn.Module, str]:
+    """Plain layers for a regression that takes a map as it is."""
+    steps: list[nn.Module] = []
+    space = len(regression.input_shape) - 1
+    kind = "features"
+    if space in POOLINGS and is_average(regression):
+        kind, steps = "pool", [pool_to((1,) * space), nn.Flatten(1)]
+        linear = _plain(regression, averaged_weight(regression), ())
+    else:
+        kind, steps = ("flatten", [nn.Flatten(1)]) if space else ("features", [])
+        linear = _plain(regression, whole_weight(regression), ())
+    after = [nn.Unflatten(1, regression.output_shape)] if len(regression.output_shape) > 1 else []
+    steps = [*steps, linear, *after]
+    return (nn.Sequential(*steps) if len(steps) > 1 else linear), kind
+
+
+@torch.no_grad()
+def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]) -> nn.Module:
+    """A linear layer, or a convolution with this kernel, of the weight (*inputs, *output_shape)."""
+    like = next(regression.parameters())
+    outputs = prod(regression.output_shape)
+    rows = weight.reshape(-1, outputs).T
+    options = {"bias": regression.bias is not None, "device": like.device, "dtype": like.dtype}
+    plain: nn.Module
+    if kernel:
+        plain = CONVOLUTIONS[len(kernel)](rows.shape[1] // prod(kernel), outputs, kernel, **options)  # type: ignore[arg-type]
+    else:
+        plain = nn.Linear(rows.shape[1], outputs, **options)  # type: ignore[arg-type]
+    plain.get_parameter("weight").copy_(rows.reshape(plain.get_parameter("weight").shape))
+    if regression.bias is not None:
+        if regression.bias.ndim == 1:
+            plain.register_parameter("bias", regression.bias)  # the same parameter: an optimizer keeps its state
+        else:
+            plain.get_parameter("bias").copy_(regression.bias.flatten())
+    return plain
+
+
+def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: str) -> Replacement:
+    matrix = averaged_weight(regression) if kind == "pool" else whole_weight(regression)
+    merged = next(p for p in plain.parameters() if p.ndim > 1).detach().flatten(1).T.to(matrix)
+    norm = matrix.norm()
+    notes = ("the tensor dropout is gone: the mean weight is left",) if regression.dropped_axes else ()
+    return Replacement(
+        name=name,
+        kind=kind,
+        before=type(regression).__name__,
+        after=" + ".join(type(m).__name__ for m in plain.modules() if not isinstance(m, nn.Sequential)),
+        input_shape=regression.input_shape,
+        output_shape=regression.output_shape,
+        rank=regression._ranks,
+        parameters_before=count_parameters(regression),
+        parameters_after=count_parameters(plain),
+        relative_error=float((merged - matrix.reshape(merged.shape)).norm() / norm) if norm > 0 else 0.0,
+        notes=notes,
+    )
+
+
+def _patch(optimizer: torch.optim.Optimizer, name: str, old: nn.Module, new: nn.Module, where: str) -> None:
+    kept = set(old.parameters()) & set(new.parameters())
+    gone = [parameter for parameter in old.parameters() if parameter not in kept]
+    fresh = [(f"{name}.{inner}", parameter) for inner, parameter in new.named_parameters() if parameter not in kept]
+    exchange_parameters(optimizer, gone, fresh, where)
+
+
+def truncate_(
+    model: nn.Module, rank: int | Sequence[int], *, optimizer: torch.optim.Optimizer | None = None
+) -> ConversionReport:
+    """Keep the leading ranks of every tensor regression, in place: what nested dropout trains for.
+
+    The new layers are those that the old ones would be with all later ranks set to zero at test time. After
+    :func:`tensorize_` the leading ranks are the largest singular directions; after training with ``law="nested"``,
+    those that were kept most often; after other training their order means little.
+
+    Args:
+        model: a network that contains tensor regressions.
+        rank: one int, cut at each axis' own rank; or one rank per axis, for a model with one tensor regression.
+        optimizer: gets the new parameters where the old ones were; the state of all others stays.
+
+    Returns:
+        What was replaced; the relative error is that of the weight.
+
+    Raises:
+        TensorDropoutError: if there is no tensor regression, or a rank is not between 1 and the layer's own.
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> net = torch.nn.Sequential(td.CPRegression((16, 4, 4), 10, rank=12))
+        >>> report = td.truncate_(net, 4)
+        >>> net[0].rank, report.replacements[0].parameters_after
+        (4, 146)
+    """
+    check_model(model, "truncate_")
+    regressions = _regressions(model, "truncate_")
+    if len(regressions) > 1 and not isinstance(rank, int):
+        raise TensorDropoutError(
+            f"truncate_: the model has {len(regressions)} tensor regressions, so rank is one int, got {rank!r}"
+        )
+    counted = count_parameters(model)
+    with undone_on_failure(model, optimizer) as exchange:
+        done = []
+        for name, regression in regressions.items():
+            short = _shorten(regression, rank)
+            whole, left = as_network(regression), as_network(short)
+            norm, rest = inner(whole, whole), inner(whole, whole) - 2 * inner(whole, left) + inner(left, left)
+            done.append(
+                Replacement(
+                    name=name,
+                    kind="truncation",
+                    before=type(regression).__name__,
+                    after=type(short).__name__,
+                    input_shape=regression.input_shape,
+                    output_shape=regression.output_shape,
+                    rank=short._ranks,
+                    parameters_before=count_parameters(regression),
+                    parameters_after=count_parameters(short),
+                    relative_error=(max(0.0, rest) / norm) ** 0.5 if norm > 0 else 0.0,
+                )
+            )
+            exchange.put(regression, short)
+            if optimizer is not None:
+                _patch(optimizer, name, regression, short, "truncate_")
+    return ConversionReport(tuple(done), counted, count_parameters(model), None, exchange.modules)
+
+
+@torch.no_grad()
+def _shorten(regression: TensorRegression, rank: int | Sequence[int]) -> TensorRegression:
+    """The same layer with its leading ranks alone."""
+    own = regression._ranks
+    ranks = tuple(min(rank, R) for R in own) if type(rank) is int else tuple(rank)  # type: ignore[arg-type]
+    fits = len(ranks) == len(own) and all(type(R) is int and 1 <= R <= most for R, most in zip(ranks, own, strict=True))
+    if not fits:
+        raise TensorDropoutError(f"truncate_: rank is between 1 and the layer's own {own}, got {rank!r}")
+    _, indices, _, letters = regression._indices()
+    short = regression.with_rank(ranks)
+    kept = dict(zip(letters, ranks, strict=True))
+    values = []
+    for operand, index in zip(regression.operands(), indices, strict=True):
+        values.append(operand[tuple(slice(kept.get(letter)) for letter in index)].clone())
+    for axis, (before, after) in enumerate(zip(regression.mean_masks(), short.mean_masks(), strict=True)):
+        if before is not None and after is not None:  # the paper's scaling: E[c] may depend on the rank
+            last = max(n for n, index in enumerate(indices) if letters[axis] in index)
+            ratio = (before[: ranks[axis]] / after).to(values[last])
+            values[last] = multiply_along(values[last], ratio, indices[last].index(letters[axis]))
+    for operand, value in zip(short.operands(), values, strict=True):
+        operand.copy_(value)
+    short.bias = regression.bias
+    return short

@@ -1,0 +1,352 @@
+"""Finding the head of a network by running it once.
+
+Hooks on the linear layers, 1×1 convolutions and parameter-free modules, and a ``TorchFunctionMode`` for what
+``forward`` computes by functions, show which features reach each linear layer: an average over a map, a flattened map,
+or plain features. Autograd's graph shows what its output flows into: a squeeze-and-excitation gate flows back into
+convolutions, a head does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from tensor_dropout.errors import TensorDropoutError
+
+Kind = Literal["pool", "flatten", "features", "conv-pool"]
+"""What feeds a linear layer: an averaged map, a flattened one, features; or a 1×1 convolution that is averaged."""
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_POOLING_FUNCTIONS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
+_POOLING_FUNCTIONS |= {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
+_REMEMBERED = 256  # how many of the latest maps are kept to be recognized
+
+
+@dataclass
+class Pooling:
+    """An average over all positions of a map, seen while the network ran; ``module`` is None for a function."""
+
+    module: nn.Module | None
+    map: Tensor
+    output: Tensor
+
+
+@dataclass
+class Seen:
+    """One linear layer (or 1×1 convolution) that ran, and what fed it."""
+
+    name: str
+    module: nn.Module
+    input_shape: tuple[int, ...]
+    """The shape of its input, batch included."""
+    calls: int = 1
+    kind: Kind = "features"
+    features: tuple[int, ...] = ()
+    """The shape that a tensor regression in its place gets."""
+    pooling: nn.Module | None = None
+    """The module that averages the map, if a module does."""
+    pooled_axes: int = 0
+    """How many axes of size 1 it leaves."""
+    note: str = ""
+    output: Tensor | None = None
+    source: Any = None
+    """The autograd node of its output."""
+
+    @property
+    def is_averaged(self) -> bool:
+        """Whether the regression in its place takes a map of which the layer saw the average."""
+        return self.kind in ("pool", "conv-pool")
+
+    def describe(self) -> str:
+        """A line for messages: name, type, sizes and what feeds it."""
+        fed = {"pool": "an averaged map", "flatten": "a flattened map", "features": "features"}.get(self.kind, "a map")
+        shape = "×".join(map(str, self.features or self.input_shape[1:]))
+        return f"{self.name!r} ({describe_module(self.module)}, fed by {fed} {shape})"
+
+
+@dataclass
+class Trace:
+    """What one run of the network showed."""
+
+    output: list[Tensor]
+    """The tensors that it returned."""
+    seen: list[Seen]
+    other: list[str]
+    """The modules that ran last, for the message when there is no linear layer."""
+    consumers: list[Any] = field(default_factory=list)
+    """The autograd nodes of all maps that entered a convolution or an average."""
+
+
+def describe_module(module: nn.Module) -> str:
+    """Type and sizes: ``Linear(512 -> 1000)``."""
+    sizes = (getattr(module, a, None) or getattr(module, b, None) for a, b in _SIZES)
+    return f"{type(module).__name__}({' -> '.join(str(size) for size in sizes)})"
+
+
+_SIZES = (("in_features", "in_channels"), ("out_features", "out_channels"))
+
+
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether a module is a 1×1(×1) convolution that mixes all channels."""
+    return (
+        isinstance(module, CONVOLUTIONS)
+        and set(module.kernel_size) == {1}
+        and module.groups == 1
+        and (module.padding == "same" or module.padding == "valid" or not any(int(p) for p in module.padding))
+    )
+
+
+def is_linear_like(module: nn.Module) -> bool:
+    """Whether a module is a linear layer, also one of a kind that cannot be converted (quantized, for instance)."""
+    return isinstance(module, nn.Linear) or is_pointwise(module) or type(module).__name__.endswith("Linear")
+
+
+def run(model: nn.Module, example: Any) -> list[Tensor]:
+    """The tensors that the model returns for the example: a tensor, a tuple of arguments or a dict of them.
+
+    Raises:
+        TensorDropoutError: if the model does not run on it, with the model's own words.
+    """
+    try:
+        if isinstance(example, dict):
+            output = model(**example)
+        elif isinstance(example, tuple):
+            output = model(*example)
+        else:
+            output = model(example)
+    except TensorDropoutError:
+        raise
+    except Exception as error:  # the model is the user's: whatever it raises is passed on in our sentence
+        words = str(error).strip().splitlines()
+        shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
+        raise TensorDropoutError(
+            f"tensorize_: {type(model).__name__} does not run on example_input of shape {shapes}: "
+            f"{type(error).__name__}: {words[0] if words else ''}; pass an input such as the model gets in use"
+        ) from error
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+
+@contextmanager
+def at_rest(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
+    """``eval()`` inside; modes, buffers and random generators are put back, whatever happens."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    cuda = [device for device in devices if device.type == "cuda"]
+    with torch.random.fork_rng(devices=cuda):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    if not torch.equal(buffer, before):
+                        buffer.copy_(before)
+
+
+def trace(model: nn.Module, example: Any) -> Trace:
+    """Run the model once, in the mode that it is in, and note what feeds its linear layers."""
+    watcher = _Watcher(model)
+    with torch.enable_grad(), watcher.watching():
+        output = run(model, example)
+    seen = list(watcher.seen.values())
+    for pooling in watcher.poolings:
+        _recognize_averaged_convolution(seen, pooling)
+    for each in seen:
+        each.calls = watcher.runs[each.module]
+        if each.kind == "pool" and each.pooling is not None and watcher.runs[each.pooling] > 1:
+            average_first(each, f"its pooling is used {watcher.runs[each.pooling]} times in one forward pass")
+    return Trace(output, seen, list(watcher.last), watcher.consumers)
+
+
+def average_first(seen: Seen, reason: str) -> None:
+    """Let the averaging in front of a layer stay: the regression is over the averaged features then."""
+    seen.kind, seen.features, seen.pooling = "features", (seen.features[0],), None
+    seen.note = f"{reason}: it stays, and the regression is over the averaged features"
+
+
+def choose_heads(trace: Trace) -> list[Seen]:
+    """The linear layers from which the output follows without another map: the candidates for the head.
+
+    Behind a map: those whose output reaches no convolution and no averaging. Beside them, or if there are none, the
+    last linear layers on every path.
+    """
+    rows = [seen for seen in trace.seen if len(seen.input_shape) == 2 or seen.kind != "features" or _is_flat(seen)]
+    # A gate inside the network is no head, whatever feeds it: its output flows on into maps.
+    ends = [seen for seen in rows if not _reaches(seen, trace.consumers)]
+    fed_by_maps = _last_of([seen for seen in ends if seen.kind != "features"])
+    others = _last_of([seen for seen in ends if seen.kind == "features"])
+    return fed_by_maps + [seen for seen in others if not any(_reaches(head, [seen.source]) for head in fed_by_maps)]
+
+
+def _last_of(candidates: list[Seen]) -> list[Seen]:
+    """Those that flow into no other one of them."""
+    return [each for each in candidates if not _reaches(each, [other.source for other in candidates])]
+
+
+def _is_flat(seen: Seen) -> bool:
+    return is_pointwise(seen.module) and prod(seen.input_shape[2:]) == 1
+
+
+def _node(tensor: Tensor | None) -> Any:
+    if tensor is None or not tensor.requires_grad:
+        return None
+    return torch.autograd.graph.get_gradient_edge(tensor).node
+
+
+def _reaches(seen: Seen, targets: list[Any]) -> bool:
+    """Whether the output of a layer is an ancestor of one of these autograd nodes."""
+    if seen.source is None:
+        return False
+    waiting = [node for node in targets if node is not None and node is not seen.source]
+    visited = set(waiting)
+    while waiting:
+        for parent, _ in waiting.pop().next_functions:
+            if parent is seen.source:
+                return True
+            if parent is not None and parent not in visited:
+                visited.add(parent)
+                waiting.append(parent)
+    return False
+
+
+def _recognize_averaged_convolution(seen: list[Seen], pooling: Pooling) -> None:
+    """A 1×1 convolution whose map is averaged is a linear layer on the averaged features: the two commute."""
+    for each in seen:
+        same = each.output is not None and is_pointwise(each.module) and _same(each.output, pooling.map)
+        if same and each.kind == "features" and prod(each.input_shape[2:]) > 1:
+            each.kind, each.features, each.pooling = "conv-pool", each.input_shape[1:], pooling.module
+            each.pooled_axes = pooling.output.ndim - 2
+
+
+def _same(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape and (left.data_ptr() == right.data_ptr() or torch.equal(left, right))
+
+
+class _Watcher(TorchFunctionMode):
+    """Notes maps, averages and linear layers while a model runs."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.seen: dict[nn.Module, Seen] = {}
+        self.poolings: list[Pooling] = []
+        self.maps: deque[Tensor] = deque(maxlen=_REMEMBERED)
+        self.runs: Counter[nn.Module] = Counter()
+        self.last: deque[str] = deque(maxlen=8)
+        self.consumers: list[Any] = []
+        self._busy = False  # our own arithmetic is not noted
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        if not self._busy and isinstance(output, Tensor) and output.is_floating_point():
+            if func.__name__ in _POOLING_FUNCTIONS and args and isinstance(args[0], Tensor):
+                self._note_average(None, args[0], output)
+            if output.ndim >= 3:
+                self.maps.append(output)
+        return output
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        hooks: list[Any] = []
+        for name, module in self.model.named_modules():
+            if next(module.children(), None) is not None and not is_linear_like(module):
+                continue
+            hooks.append(module.register_forward_pre_hook(self._before(name, module), prepend=False))
+            hooks.append(module.register_forward_hook(self._after(name, module), prepend=True))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _before(self, name: str, module: nn.Module) -> Any:
+        def note(module: nn.Module, args: tuple[Any, ...]) -> None:
+            self.last.append(f"{name} ({type(module).__name__})")
+            self.runs[module] += 1
+            if not args or not isinstance(args[0], Tensor):
+                return
+            x = args[0]
+            if isinstance(module, CONVOLUTIONS) and prod(x.shape[2:]) > 1:
+                self.consumers.append(_node(x))
+            if is_linear_like(module):
+                with self._own():
+                    self._note_linear(name, module, x)
+
+        return note
+
+    def _after(self, name: str, module: nn.Module) -> Any:
+        def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
+                return None
+            if module in self.seen:
+                with self._own():
+                    # A frozen network has no graph: it begins here.
+                    output = output if output.requires_grad else output.detach().requires_grad_().clone()
+                    self.seen[module].output, self.seen[module].source = output, _node(output)
+                return output
+            if output.ndim >= 3 and output.is_floating_point():
+                self.maps.append(output)
+            if not any(True for _ in module.parameters(recurse=False)):
+                with self._own():
+                    self._note_average(module, args[0], output)
+            return None
+
+        return note
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        before, self._busy = self._busy, True
+        try:
+            with torch.no_grad():
+                yield
+        finally:
+            self._busy = before
+
+    def _note_average(self, module: nn.Module | None, x: Tensor, output: Tensor) -> None:
+        """Note that ``output`` is the average of the map ``x`` over all its positions, if it is."""
+        if not 3 <= x.ndim <= 5 or not x.is_floating_point() or prod(x.shape[2:]) == 1:
+            return
+        if output.shape[:2] != x.shape[:2] or output.numel() != x.shape[0] * x.shape[1]:
+            return
+        with self._own():
+            rough = {torch.float64: 1e-9, torch.float32: 1e-4}.get(x.dtype, 2e-2)
+            mean = x.detach().double().flatten(2).mean(2) if x.device.type != "mps" else x.detach().flatten(2).mean(2)
+            scale = x.detach().abs().amax().clamp(min=1e-30).to(mean.dtype)
+            if not bool(((output.detach().flatten(1).to(mean.dtype) - mean).abs() <= rough * scale).all()):
+                return
+            self.poolings.append(Pooling(module, x, output))
+            self.consumers.append(_node(x))
+
+    def _note_linear(self, name: str, module: nn.Module, x: Tensor) -> None:
+        if module in self.seen:
+            return
+        seen = self.seen[module] = Seen(name, module, tuple(x.shape), features=tuple(x.shape[1:]))
+        flat = x.ndim == 2 or (is_pointwise(module) and prod(x.shape[2:]) == 1)
+        if not flat or not x.is_floating_point():
+            return
+        rows = x.flatten(1)
+        seen.features = tuple(rows.shape[1:])
+        for pooling in reversed(self.poolings):
+            if _same(pooling.output.flatten(1), rows):
+                if pooling.module is None:
+                    average_first(seen, f"the averaging of {tuple(pooling.map.shape[1:])} is a function inside forward")
+                else:
+                    seen.kind, seen.features, seen.pooling = "pool", tuple(pooling.map.shape[1:]), pooling.module
+                    seen.pooled_axes = pooling.output.ndim - 2
+                return
+        for map_ in reversed(self.maps):
+            if prod(map_.shape[2:]) > 1 and _same(map_.flatten(1), rows):
+                seen.kind, seen.features = "flatten", tuple(map_.shape[1:])
+                return
