@@ -131,6 +131,15 @@ def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:
     return {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
 
 
+def is_ours(path: str | os.PathLike[str]) -> bool:
+    """Whether a file was written by :func:`save`."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _HEADER in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 @contextmanager
 def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn whatever a damaged config makes fail into our exception."""

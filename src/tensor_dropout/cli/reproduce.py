@@ -1,11 +1,5 @@
-"""The command line: ``tensor-dropout COMMAND``.
+"""``tensor-dropout reproduce``: the experiments."""
 
-Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted. A user's mistake shows as one sentence, without a
-traceback.
-"""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
@@ -14,58 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.experiments import EXPERIMENTS, load_experiment
-from tensor_dropout.version import __version__
-
-app = typer.Typer(
-    name="tensor-dropout",
-    help="Tensor regression layers with tensor dropout: the experiments, from the command line.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-
-
-def main() -> None:
-    """Run the command line; ``tensor_dropout.__main__`` calls this once typer and rich are known to be there."""
-    app(prog_name="tensor-dropout")
-
-
-@contextmanager
-def report_failure(command: str, advice: str) -> Iterator[None]:
-    """Turn the failures that a user can mend into one sentence on stderr and an exit status.
-
-    Args:
-        command: what was running, for the sentence.
-        advice: what to do after an interruption.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"{command}: interrupted; {advice}", err=True)
-        raise typer.Exit(130) from None
-    except TensorDropoutError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
-    except OSError as error:
-        typer.echo(f"Error: {command}: {error}", err=True)
-        raise typer.Exit(1) from None
-
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        typer.echo(f"tensor-dropout {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def describe(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
-    ] = False,
-) -> None:
-    """Tensor regression layers with tensor dropout: the experiments, from the command line."""
 
 
 def _show_reproduce_help(context: typer.Context, asked: bool) -> None:
@@ -83,7 +27,6 @@ def _show_reproduce_help(context: typer.Context, asked: bool) -> None:
     raise typer.Exit
 
 
-@app.command(add_help_option=False)
 def reproduce(
     name: Annotated[str, typer.Argument(help="The experiment; see the list below.")],
     preset: Annotated[str, typer.Option(help="The settings: quick, or paper for the full ones.")] = "quick",

@@ -1,0 +1,153 @@
+"""Data sets by name: ``load_data("digits")``.
+
+A data set is a function in a module that is imported when it is asked for; its keyword arguments are the options, and
+their meaning is read from its docstring.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from tensor_dropout.data.base import Data, Split, StreamSplit, TensorSplit
+from tensor_dropout.errors import TensorDropoutError
+
+__all__ = [
+    "DATASETS",
+    "Data",
+    "Option",
+    "Source",
+    "Split",
+    "StreamSplit",
+    "TensorSplit",
+    "describe_options",
+    "load_data",
+]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set's loader is, and one line for ``--help``."""
+
+    module: str
+    loader: str
+    summary: str
+
+    def import_loader(self) -> Callable[..., Data]:
+        """The function that loads it."""
+        return cast(Callable[..., Data], getattr(importlib.import_module(self.module), self.loader))
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting of a data set: its type as written, its default and its meaning."""
+
+    type: str
+    default: Any
+    meaning: str
+
+    def __str__(self) -> str:
+        return f"{self.meaning} ({self.type}; default {self.default!r})"
+
+
+def _source(module: str, loader: str, summary: str) -> Source:
+    return Source(f"tensor_dropout.data.{module}", loader, summary)
+
+
+DATASETS: dict[str, Source] = {
+    "digits": _source("digits", "load_digits", "1,797 handwritten digits, 8×8, bundled with scikit-learn"),
+    "cifar10": _source("cifar", "load_cifar10", "60,000 colour images, 32×32, 10 classes: the official python files"),
+    "cifar100": _source(
+        "cifar", "load_cifar100", "60,000 colour images, 32×32, 100 classes: the official python files"
+    ),
+    "imagefolder": _source("imagefolder", "load_imagefolder", "pictures in folders named by class (ImageNet's layout)"),
+    "nifti": _source("nifti", "load_nifti", "a folder of NIfTI volumes (flat or BIDS) and a table with their targets"),
+    "phantom": _source("phantom", "load_phantom", "SIMULATED heads whose cortex thins and ventricles grow with age"),
+    "synthetic": _source(
+        "synthetic", "load_synthetic", "SIMULATED tensor regression: white inputs, a weight of low rank"
+    ),
+}
+"""Name of the data set -> where it is loaded from. Nothing is imported before it is asked for."""
+
+
+def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Data:
+    """Load a data set.
+
+    Args:
+        name: one of ``DATASETS``.
+        root: the folder with the files; data sets without files take none.
+        seed: of the split and of simulated data. ``digits`` has one fixed split.
+        **options: see :func:`describe_options`.
+
+    Raises:
+        TensorDropoutError: if the name or an option is unknown (the message has the nearest one), or files are missing
+            or damaged.
+
+    Example:
+        >>> data = load_data("synthetic", shape=(4, 4), rank=2, n=50)
+        >>> data.task, data.input_shape, len(data.train)
+        ('regression', (4, 4), 36)
+    """
+    known = describe_options(name)
+    for option in options:
+        if option not in known:
+            raise TensorDropoutError(f"{name}: there is no option {option!r}; {_suggest(option, known)}")
+    loader = _find_source(name).import_loader()
+    parameters = inspect.signature(loader).parameters
+    if "root" in parameters:
+        options["root"] = root
+    elif root is not None:
+        raise TensorDropoutError(f"{name}: it has no files, so it takes no root; leave root={str(root)!r} out")
+    if "seed" in parameters:
+        options["seed"] = seed
+    return loader(**options)
+
+
+def describe_options(name: str) -> dict[str, Option]:
+    """The options that a data set takes besides ``root`` and ``seed``.
+
+    Raises:
+        TensorDropoutError: if there is no such data set.
+
+    Example:
+        >>> print(describe_options("digits")["augment"])
+        shift by at most one pixel, in training (bool; default True)
+    """
+    loader = _find_source(name).import_loader()
+    meanings = _read_arguments(inspect.getdoc(loader) or "")
+    return {
+        parameter.name: Option(str(parameter.annotation), parameter.default, meanings.get(parameter.name, ""))
+        for parameter in inspect.signature(loader).parameters.values()
+        if parameter.name not in ("root", "seed")
+    }
+
+
+def _find_source(name: str) -> Source:
+    if name not in DATASETS:
+        raise TensorDropoutError(f"data: there is no data set {name!r}; {_suggest(name, DATASETS)}")
+    return DATASETS[name]
+
+
+def _suggest(name: str, known: dict[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"{hint}known are {', '.join(known) or 'none'}"
+
+
+def _read_arguments(docstring: str) -> dict[str, str]:
+    """The entries of the Args section of a Google docstring: name -> text without its final stop."""
+    _, _, section = docstring.partition("Args:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in section.split("\n\n")[0].splitlines():
+        if line.startswith("    ") and not line.startswith("     "):
+            name, _, text = line.strip().partition(": ")
+            found[name] = text
+        elif name:
+            found[name] += " " + line.strip()
+    return {name: text.rstrip(".") for name, text in found.items()}

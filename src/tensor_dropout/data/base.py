@@ -1,0 +1,282 @@
+"""What a data set is: splits, the way from stored numbers to network inputs, and where it came from."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from tensor_dropout.errors import TensorDropoutError
+
+Task = Literal["classification", "regression"]
+
+
+@dataclass(frozen=True)
+class TensorSplit:
+    """Examples that lie in memory, or on the device, as a whole.
+
+    Attributes:
+        inputs: (N, C, *size) as stored, e.g. uint8.
+        targets: (N,) int64 classes, or (N,) or (N, T) float32.
+        names: one per example, for records.
+
+    Example:
+        >>> split = TensorSplit(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]), ["a", "b", "c"])
+        >>> len(split), split.to("cpu").names[2]
+        (3, 'c')
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    names: list[str]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def to(self, device: torch.device | str) -> TensorSplit:
+        """The same split with its tensors on the device."""
+        return TensorSplit(self.inputs.to(device), self.targets.to(device), self.names)
+
+
+class StreamSplit(Dataset[tuple[Tensor, Tensor]]):
+    """Examples that are read one by one, in worker processes; subclasses say how in :meth:`read`.
+
+    Args:
+        names: one per example, for records.
+        targets: (N,) int64 classes, or (N,) or (N, T) float32.
+    """
+
+    def __init__(self, names: list[str], targets: Tensor) -> None:
+        self.names = names
+        self.targets = targets
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.read(index), self.targets[index]
+
+    def read(self, index: int) -> Tensor:
+        """The input of this example, as stored: (C, *size)."""
+        raise NotImplementedError
+
+
+Split = TensorSplit | StreamSplit
+
+
+@dataclass(frozen=True)
+class Data:
+    """A data set, ready for a training loop.
+
+    A batch goes through ``prepare`` (always) and ``augment`` (in training only), both on the device.
+
+    Attributes:
+        name: the name it is loaded by.
+        task: "classification" or "regression".
+        train: the examples to learn from.
+        validation: the examples to choose by, or None.
+        test: the examples to report on, or None.
+        input_shape: (C, *size) after ``prepare``.
+        outputs: the number of classes, or of targets.
+        classes: their names, or None.
+        target: the name of the regression target, or None.
+        prepare: a stored batch (B, C, *size) of any dtype -> float32 network input. Differentiable for a float
+            batch in stored units, so that attacks can go through it.
+        augment: a prepared batch -> a changed one of the same shape, or None.
+        simulated: whether the inputs were made up; must be said wherever results are shown.
+        provenance: one sentence with source and licence, shown with every result.
+        bounds: the smallest and largest stored value that an input can have, or None.
+    """
+
+    name: str
+    task: Task
+    train: Split
+    validation: Split | None
+    test: Split | None
+    input_shape: tuple[int, ...]
+    outputs: int
+    classes: list[str] | None
+    target: str | None
+    prepare: nn.Module
+    augment: nn.Module | None
+    simulated: bool
+    provenance: str
+    bounds: tuple[float, float] | None = None
+
+
+# From stored numbers to network inputs.
+
+
+class StandardizeImages(nn.Module):
+    """Centre and scale every image by its own mean and standard deviation, over all channels and positions.
+
+    This is the paper's normalisation. It undoes any gain and offset of a stored image. A constant image becomes 0.
+
+    Example:
+        >>> images = StandardizeImages()(torch.tensor([[[[0, 255]]], [[[7, 7]]]], dtype=torch.uint8))
+        >>> images.flatten(1)
+        tensor([[-1.,  1.],
+                [ 0.,  0.]])
+    """
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, *size) of any dtype -> float32 of mean 0 and variance 1 per image."""
+        images = images.float()
+        axes = tuple(range(1, images.ndim))
+        variance, mean = torch.var_mean(images, dim=axes, correction=0, keepdim=True)
+        return (images - mean) * torch.rsqrt(variance + 1e-8)
+
+
+class StandardizeChannels(nn.Module):
+    """Centre and scale every channel by fixed numbers, in stored units.
+
+    Args:
+        mean: one per channel.
+        std: one per channel.
+
+    Example:
+        >>> StandardizeChannels([10.0], [2.0])(torch.tensor([[[[10, 14]]]], dtype=torch.uint8)).flatten()
+        tensor([0., 2.])
+    """
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
+        self.register_buffer("scale", 1 / torch.tensor(std, dtype=torch.float32))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, *size) of any dtype -> float32."""
+        shape = (1, -1) + (1,) * (images.ndim - 2)
+        return (images.float() - self.mean.view(shape)) * self.scale.view(shape)
+
+
+# Splits.
+
+
+def hold_out(strata: Tensor, share: float, seed: int, what: str) -> tuple[Tensor, Tensor]:
+    """Rows to keep and rows to hold out, with the same share of every stratum as far as numbers allow.
+
+    Args:
+        strata: (n,) integers: classes, or bins of a target.
+        share: a fraction below 1, or a number of rows.
+        seed: of the choice within the strata.
+        what: for the message, e.g. "cifar10: validation".
+
+    Returns:
+        Both as sorted int64 rows.
+
+    Raises:
+        TensorDropoutError: if the share is negative or leaves no row.
+
+    Example:
+        >>> kept, held = hold_out(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, 0, "example")
+        >>> len(kept), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])[held].tolist()
+        (6, [0, 1])
+    """
+    n = len(strata)
+    count = count_share(share, n, what)
+    steps = torch.arange(n + 1) * count // n
+    chosen = torch.zeros(n, dtype=torch.bool)
+    chosen[_order_by_stratum(strata, seed)] = steps.diff() == 1
+    rows = torch.arange(n)
+    return rows[~chosen], rows[chosen]
+
+
+def deal_folds(strata: Tensor, folds: int, seed: int) -> Tensor:
+    """The fold of every row, (n,) in 0..folds-1: equal numbers of every stratum in every fold, as far as they allow.
+
+    Example:
+        >>> strata = torch.tensor([0, 0, 1, 1])
+        >>> sorted(strata[deal_folds(strata, 2, seed=0) == 0].tolist())
+        [0, 1]
+    """
+    fold = torch.empty(len(strata), dtype=torch.int64)
+    fold[_order_by_stratum(strata, seed)] = torch.arange(len(strata)) % folds
+    return fold
+
+
+def _order_by_stratum(strata: Tensor, seed: int) -> Tensor:
+    """Rows in the order of their strata, shuffled within each."""
+    shuffled = torch.randperm(len(strata), generator=torch.Generator().manual_seed(seed))
+    return shuffled[strata[shuffled].argsort(stable=True)]
+
+
+def bin_targets(targets: Tensor, bins: int = 10) -> Tensor:
+    """Quantile bins of a continuous target, (n,) int64: strata for a split that is balanced in it.
+
+    Example:
+        >>> bin_targets(torch.tensor([30.0, 20.0, 80.0, 50.0]), bins=2).tolist()
+        [0, 0, 1, 1]
+    """
+    ranks = targets.argsort(stable=True).argsort()
+    return ranks * bins // max(len(targets), 1)
+
+
+def count_share(share: float, n: int, what: str) -> int:
+    """How many of n a fraction below 1, or a number, stands for; at least one stays."""
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    fits = number and 0 <= share < n and (share < 1 or share == int(share))
+    count = 0 if not fits else round(share * n) if share < 1 else int(share)
+    if not fits or count >= n:
+        raise TensorDropoutError(f"{what}: a fraction in [0, 1) or a number below {n} is expected, not {share!r}")
+    return count
+
+
+def split_tensors(whole: TensorSplit, *rows: Tensor) -> list[Any]:
+    """One split per tensor of rows; None where there are no rows."""
+    return [
+        TensorSplit(whole.inputs[part], whole.targets[part], [whole.names[i] for i in part.tolist()])
+        if len(part)
+        else None
+        for part in rows
+    ]
+
+
+# Checks that several data sets share.
+
+
+def import_extra(module: str, extra: str, what: str) -> ModuleType:
+    """Import an optional package, or say which extra brings it.
+
+    Raises:
+        TensorDropoutError: if it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package = module.partition(".")[0]
+        raise TensorDropoutError(
+            f"{what}: {package} is not installed; install it with: pip install 'tensor-dropout[{extra}]'"
+        ) from error
+
+
+def check_size(what: str, size: Any, axes: int | None = None) -> tuple[Any, ...]:
+    """A size as a tuple of positive ints."""
+    known = isinstance(size, Sequence) and not isinstance(size, str)
+    if not known or not size or any(not isinstance(cells, int) or cells < 1 for cells in size):
+        raise TensorDropoutError(f"{what}: a size is a list of positive whole numbers, not {size!r}")
+    if axes is not None and len(size) != axes:
+        raise TensorDropoutError(f"{what}: a size of {axes} numbers is expected, not {tuple(size)}")
+    return tuple(size)
+
+
+def require_positive(what: str, name: str, value: Any) -> None:
+    """Refuse anything but a positive whole number."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise TensorDropoutError(f"{what}: {name} must be a positive whole number, not {value!r}")
+
+
+def choose(what: str, name: str, value: Any, known: Sequence[str | None]) -> str:
+    """The value, if it is a known one."""
+    if value not in known:
+        raise TensorDropoutError(f"{what}: {name} must be one of {', '.join(map(str, known))}, not {value!r}")
+    return cast(str, value)

@@ -1,0 +1,255 @@
+"""Pictures in folders named by class, as ImageNet is unpacked: decoded one by one, in worker processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.data.base import (
+    Data,
+    StandardizeChannels,
+    StandardizeImages,
+    StreamSplit,
+    choose,
+    hold_out,
+    import_extra,
+    require_positive,
+)
+from tensor_dropout.errors import TensorDropoutError
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
+LAYOUT = "Expected: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG (or .jpg, .png, .bmp, .webp), as ImageNet"
+
+_IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of the channels of ImageNet, on 0..255
+_IMAGENET_STD = (58.395, 57.12, 57.375)
+
+Box = tuple[float, float, float, float]
+
+
+def load_imagefolder(
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    size: int = 224,
+    resize: int = 256,
+    validation: float = 0.02,
+    normalize: Literal["channel", "image"] = "channel",
+    augment: bool = True,
+    skip_unreadable: bool = False,
+) -> Data:
+    """Pictures of any size: ``train`` to learn from, ``val`` to test on.
+
+    Args:
+        root: the folder that holds ``train`` and ``val``.
+        seed: of the choice of validation images.
+        size: the side of the square that the network sees.
+        resize: the shorter side of a picture for evaluation, before its centre is cropped.
+        validation: fraction (or number) of the training images held out for choosing; 0 trains on all.
+        normalize: "channel" (ImageNet's means and deviations) or "image" (each by its own).
+        augment: crop a random part of random size and shape, and flip, in training; in the worker processes.
+        skip_unreadable: use the next readable picture for one that cannot be read, and warn, instead of stopping.
+
+    Returns:
+        Streams of uint8 pictures (3, size, size).
+
+    Raises:
+        TensorDropoutError: if the folder has another layout, or Pillow is missing.
+    """
+    import_extra("PIL.Image", "images", "imagefolder")
+    require_positive("imagefolder", "size", size)
+    require_positive("imagefolder", "resize", resize)
+    choose("imagefolder", "normalize", normalize, ("channel", "image"))
+    if resize < size:
+        raise TensorDropoutError(f"imagefolder: resize ({resize}) must not be below size ({size})")
+    base = find_root(root)
+    classes = list_classes(base / "train")
+    files, labels = list_pictures(base / "train", classes)
+    kept, held = hold_out(labels, validation, seed, "imagefolder: validation")
+    settings: dict[str, Any] = {"root": base, "size": size, "resize": resize, "skip_unreadable": skip_unreadable}
+
+    def stream(rows: Tensor, crop_randomly: bool = False) -> PictureStream:
+        return PictureStream([files[i] for i in rows.tolist()], labels[rows], crop_randomly=crop_randomly, **settings)
+
+    return Data(
+        name="imagefolder",
+        task="classification",
+        train=stream(kept, augment),
+        validation=stream(held) if len(held) else None,
+        test=PictureStream(*list_pictures(base / "val", classes), **settings),
+        input_shape=(3, size, size),
+        outputs=len(classes),
+        classes=classes,
+        target=None,
+        prepare=_build_prepare(normalize),
+        augment=None,
+        simulated=False,
+        provenance=f"Pictures of the folder {base.resolve().name}; source and licence are those of its owner.",
+        bounds=(0.0, 255.0),
+    )
+
+
+def _build_prepare(normalize: str) -> nn.Module:
+    return StandardizeImages() if normalize == "image" else StandardizeChannels(_IMAGENET_MEAN, _IMAGENET_STD)
+
+
+# Listing.
+
+
+def find_root(root: str | Path | None) -> Path:
+    """The folder, if it has the layout.
+
+    Raises:
+        TensorDropoutError: if it has not.
+    """
+    if root is None:
+        raise TensorDropoutError(f"imagefolder: no folder given; set root. {LAYOUT}")
+    base = Path(root).expanduser()
+    for part in (base, base / "train", base / "val"):
+        if not part.is_dir():
+            raise TensorDropoutError(f"imagefolder: there is no folder {part}. {LAYOUT}")
+    return base
+
+
+def list_classes(folder: Path) -> list[str]:
+    """The names of the folders in it, sorted: class 0 is the first.
+
+    Raises:
+        TensorDropoutError: if there are fewer than two.
+    """
+    classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if len(classes) < 2:
+        raise TensorDropoutError(f"imagefolder: {folder} has {len(classes)} class folders, at least 2 needed. {LAYOUT}")
+    return classes
+
+
+def list_pictures(folder: Path, classes: list[str]) -> tuple[list[str], Tensor]:
+    """Paths relative to the root, sorted within each class, and the classes as (n,) int64.
+
+    Raises:
+        TensorDropoutError: if the folders are not those of the classes, or a class has no picture.
+    """
+    own = list_classes(folder)
+    for verb, names in (
+        ("has folders that train has not", set(own) - set(classes)),
+        ("lacks", set(classes) - set(own)),
+    ):
+        if names:
+            raise TensorDropoutError(f"imagefolder: {folder} {verb}: {', '.join(sorted(names)[:5])}. {LAYOUT}")
+    files: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = sorted(file for file in os.listdir(folder / name) if file.lower().endswith(SUFFIXES))
+        if not found:
+            raise TensorDropoutError(f"imagefolder: {folder / name} has no picture ({', '.join(SUFFIXES)}). {LAYOUT}")
+        files += [f"{folder.name}/{name}/{file}" for file in found]
+        labels += [label] * len(found)
+    return files, torch.tensor(labels)
+
+
+# Reading.
+
+
+class PictureStream(StreamSplit):
+    """Pictures that are decoded when they are asked for.
+
+    Args:
+        files: paths relative to the root; also the names.
+        targets: (n,) int64.
+        root: the folder they are in.
+        size: the side of the result.
+        resize: the shorter side before the centre is cropped; not used with ``crop_randomly``.
+        crop_randomly: a random part and a random flip instead of the centre.
+        skip_unreadable: go on to the next picture if one cannot be read. Its target then counts, not the first one's.
+    """
+
+    def __init__(
+        self,
+        files: list[str],
+        targets: Tensor,
+        *,
+        root: Path,
+        size: int,
+        resize: int,
+        crop_randomly: bool = False,
+        skip_unreadable: bool = False,
+    ) -> None:
+        super().__init__(files, targets)
+        self.root, self.size, self.resize = root, size, resize
+        self.crop_randomly, self.skip_unreadable = crop_randomly, skip_unreadable
+        self._warned: set[str] = set()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        for step in range(len(self)):
+            row = (index + step) % len(self)
+            try:
+                return self.read(row), self.targets[row]
+            except TensorDropoutError as error:
+                if not self.skip_unreadable:
+                    raise
+                self._warn(self.names[row], error)
+        raise TensorDropoutError(f"imagefolder: not one of the {len(self)} pictures can be read")
+
+    def read(self, index: int) -> Tensor:
+        """The picture as (3, size, size) uint8.
+
+        Raises:
+            TensorDropoutError: if it cannot be read.
+        """
+        path = self.root / self.names[index]
+        try:
+            return self._decode(path)
+        except Exception as error:  # decoders raise anything on damaged files
+            raise TensorDropoutError(
+                f"imagefolder: {path} cannot be read ({error}); replace or remove it, or set skip_unreadable=true"
+            ) from error
+
+    def _decode(self, path: Path) -> Tensor:
+        from PIL import Image
+
+        with Image.open(path) as file:
+            picture = file.convert("RGB")
+        box = draw_box(*picture.size) if self.crop_randomly else self._centre(*picture.size)
+        cropped = picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
+        pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1)
+        flipped = self.crop_randomly and bool(torch.rand(()) < 0.5)
+        return (pixels.flip(2) if flipped else pixels).contiguous()
+
+    def _centre(self, width: int, height: int) -> Box:
+        """The middle square that is ``size`` wide once the shorter side is ``resize``."""
+        side = min(width, height) * self.size / self.resize
+        left, top = (width - side) / 2, (height - side) / 2
+        return left, top, left + side, top + side
+
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            warnings.warn(f"{error} (skipped)", stacklevel=3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_warned": set()}
+
+
+def draw_box(width: int, height: int) -> Box:
+    """A random part: 8 to 100 % of the area, sides in a ratio of 3:4 to 4:3; (left, top, right, bottom).
+
+    Draws from torch's generator, which differs between worker processes and is seeded by the loader.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> left, top, right, bottom = draw_box(400, 300)
+        >>> 0 <= left < right <= 400, 0 <= top < bottom <= 300
+        (True, True)
+    """
+    area, ratio, x, y = torch.rand(4).tolist()
+    area = (0.08 + 0.92 * area) * width * height
+    stretch = math.exp((2 * ratio - 1) * math.log(4 / 3) / 2)
+    wide, high = min(math.sqrt(area) * stretch, width), min(math.sqrt(area) / stretch, height)
+    left, top = x * (width - wide), y * (height - high)
+    return left, top, min(left + wide, width), min(top + high, height)
