@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import tensor_dropout as td
 from tensor_dropout import cli
 from tensor_dropout.experiments import digits
-from tensor_dropout.experiments.records import read_finished, write_json
+from tensor_dropout.records import read_finished, write_json
 from tensor_dropout.writing import replacing
 
 TINY = digits.Preset(

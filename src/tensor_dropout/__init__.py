@@ -18,6 +18,7 @@ from tensor_dropout.prediction import Prediction, predict
 from tensor_dropout.surgery.merge import merge_, truncate_
 from tensor_dropout.surgery.report import ConversionReport
 from tensor_dropout.surgery.tensorize import tensorize_
+from tensor_dropout.training.groups import param_groups
 from tensor_dropout.version import __version__
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "fixed_masks",
     "load",
     "merge_",
+    "param_groups",
     "predict",
     "register_law",
     "save",

@@ -11,16 +11,19 @@ import typer
 from tensor_dropout.cli.convert import convert
 from tensor_dropout.cli.export import export
 from tensor_dropout.cli.reproduce import reproduce
+from tensor_dropout.cli.train import ls, train
 from tensor_dropout.version import __version__
 
 app = typer.Typer(
     name="tensor-dropout",
-    help="Tensor regression layers with tensor dropout: convert, export and experiments, from the command line.",
+    help="Tensor regression layers with tensor dropout: train, convert, export and reproduce.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(train)
+app.command()(ls)
 app.command()(convert)
 app.command()(export)
 app.command(add_help_option=False)(reproduce)
@@ -43,4 +46,4 @@ def describe(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Tensor regression layers with tensor dropout: convert, export and experiments, from the command line."""
+    """Tensor regression layers with tensor dropout: train, convert, export and reproduce."""

@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.experiments.records import describe_environment, read_finished, write_json
 from tensor_dropout.figures import LOOKS, draw_figure, require_matplotlib, save_figure
 from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout.records import describe_environment, read_finished, write_json
 from tensor_dropout.version import __version__
 
 SUMMARY = "FC, TRL and R-TRL heads on scikit-learn's digits: accuracy, clean and under Gaussian noise"

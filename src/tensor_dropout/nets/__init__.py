@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
-from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name
+from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, rescale_
 from tensor_dropout.nets.resnet import DESIGNS, ResNet, Stem, load_backbone
 
-__all__ = ["HEADS", "NETS", "ResNet", "WeightDropoutTucker", "build_head", "build_net", "load_backbone"]
+__all__ = ["HEADS", "NETS", "ResNet", "WeightDropoutTucker", "build_head", "build_net", "load_backbone", "rescale_"]
 
 NETS: tuple[str, ...] = tuple(DESIGNS)
 """The names that ``build_net`` knows."""

@@ -16,6 +16,7 @@ from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks, TensorDropout, check_theta
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
+from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
@@ -213,6 +214,29 @@ class WeightDropoutTucker(TuckerRegression):
     def extra_repr(self) -> str:
         """As of the Tucker layer, and θ."""
         return f"{super().extra_repr()}, theta={self.theta:g}"
+
+
+@torch.no_grad()
+def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    """Put ``scale · output + shift`` into the last layer of a network, ``net.fc``, in place.
+
+    A regression is trained on a standardized target; with its mean and standard deviation in the head, the network
+    answers in the target's own unit, and so do its exact moments.
+
+    Args:
+        net: a network of ``build_net``.
+        scale: (outputs,).
+        shift: (outputs,).
+    """
+    head: Any = net.fc
+    if isinstance(head, TensorRegression):
+        _, indices, outputs, _ = head._indices()
+        last = max(n for n, index in enumerate(indices) if outputs[-1] in index)
+        weight, axis = head.operands()[last], indices[last].index(outputs[-1])
+    else:
+        weight, axis = head.weight, 0
+    weight.copy_(multiply_along(weight, scale.to(weight), axis))
+    head.bias.copy_(head.bias * scale.to(weight) + shift.to(weight))
 
 
 def check_name(what: str, name: Any, names: Sequence[str]) -> None:

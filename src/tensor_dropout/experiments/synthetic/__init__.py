@@ -14,10 +14,10 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tensor_dropout.experiments.records import describe_environment, read_finished, write_json
 from tensor_dropout.experiments.synthetic.report import draw_curves, draw_formula, summarize, table
 from tensor_dropout.experiments.synthetic.training import Setting, train_stage
 from tensor_dropout.figures import require_matplotlib
+from tensor_dropout.records import describe_environment, read_finished, write_json
 
 SUMMARY = (
     "stochastic loss against its deterministic form, printed and exact (simulated data; paper, section 5.1); "

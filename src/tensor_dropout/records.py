@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -46,6 +47,22 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "torch": torch.__version__,
         **{package: metadata.version(package) for package in packages},
         "machine": f"{platform.system()} {platform.machine()}",
+        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
+        **_describe_commit(),
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
+
+
+def _describe_commit() -> dict[str, Any]:
+    """The commit that the package's own folder is at, and whether it was changed since; nothing outside a clone."""
+    here = Path(__file__).parent
+
+    def ask(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10).stdout.strip()
+
+    try:
+        commit = ask("rev-parse", "HEAD")
+        return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--", "."))} if commit else {}
+    except (OSError, subprocess.SubprocessError):
+        return {}

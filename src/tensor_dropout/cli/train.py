@@ -1,0 +1,140 @@
+"""``tensor-dropout train`` and ``ls``: runs."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tensor_dropout.cli.failures import report_failure
+from tensor_dropout.data import DATASETS
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.nets import HEADS, NETS
+
+_SHORT = {
+    "data": "data.name",
+    "root": "data.root",
+    "target": "data.options.target",
+    "net": "net.name",
+    "head": "net.head",
+    "rank": "net.rank",
+    "theta": "net.theta",
+    "law": "net.law",
+    "epochs": "run.epochs",
+    "batch": "run.batch",
+    "lr": "optimizer.lr",
+    "seed": "run.seed",
+    "device": "run.device",
+}
+"""Options of their own, and the keys that they set."""
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML file; without it, the defaults of the data.")] = None,
+    data: Annotated[str | None, typer.Option(help=f"The data: {', '.join(DATASETS)}.", show_default="digits")] = None,
+    root: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
+    target: Annotated[str | None, typer.Option(help="The column to predict (nifti).", show_default="age")] = None,
+    net: Annotated[str | None, typer.Option(help=f"The network: {', '.join(NETS)}.", show_default="by data")] = None,
+    head: Annotated[str | None, typer.Option(help=f"The head: {', '.join(HEADS)}.", show_default="rtrl-cp")] = None,
+    rank: Annotated[
+        str | None, typer.Option(help="64, 128,3,3,96, a fraction 0.1, or full.", show_default="half the channels")
+    ] = None,
+    theta: Annotated[str | None, typer.Option(help="The KEEP probability.", show_default="0.8")] = None,
+    law: Annotated[str | None, typer.Option(help="bernoulli, replacement, gaussian, nested.")] = None,
+    epochs: Annotated[str | None, typer.Option(help="Passes over the training data.", show_default="by data")] = None,
+    batch: Annotated[
+        str | None, typer.Option(help="Examples in a step, over all processes.", show_default="by data")
+    ] = None,
+    lr: Annotated[str | None, typer.Option(help="The largest learning rate.", show_default="by data")] = None,
+    seed: Annotated[str | None, typer.Option(help="Of initialisation, order, masks, augmentation.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N.", show_default="auto")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config; may be repeated. See --keys."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(file_okay=False, help="The run's folder.", show_default="./out/runs/DATA/HEAD-seedN")
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List every key with its default, and exit.")] = False,
+) -> None:
+    """Train a network, evaluate it on the test part once, and keep everything in a folder.
+
+    Interrupted (Ctrl-C, SIGTERM, kill -9, power), the same command goes on. With torchrun it uses all its processes:
+    torchrun --nproc-per-node 8 -m tensor_dropout train ...
+
+    For example:
+
+      tensor-dropout train --data digits --head rtrl-cp
+
+      tensor-dropout train --data nifti --root FOLDER --target age --head rtrl-tucker --rank 128,3,4,4,1
+
+      tensor-dropout train my.toml --set optimizer.weight_decay=5e-4 --set data.options.validation=0
+    """
+    from tensor_dropout.training.config import parse_value, resolve_config
+    from tensor_dropout.training.loop import train as run
+
+    given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
+    with report_failure("train", "the same command goes on from the last checkpoint"):
+        overrides = {_SHORT[name]: parse_value(_SHORT[name], value) for name, value in given.items()}
+        for setting in settings or []:
+            key, equals, value = setting.partition("=")
+            if not equals:
+                raise TensorDropoutError(f"--set takes KEY=VALUE, such as run.epochs=3; got {setting!r}")
+            overrides[key] = parse_value(key, value)
+        resolved = resolve_config(config, overrides)
+        if keys:
+            _list_keys(resolved)
+            return
+        folder = out or Path("out", "runs", resolved.data.name, f"{resolved.net.head}-seed{resolved.run.seed}")
+        result = run(resolved, folder)
+        _show_result(result, folder)
+
+
+def _list_keys(resolved: Any) -> None:
+    from tensor_dropout.data import describe_options
+    from tensor_dropout.training.config import write_toml
+
+    typer.echo(write_toml(resolved))
+    typer.echo(f"# data.options of {resolved.data.name}:")
+    for name, option in describe_options(resolved.data.name).items():
+        typer.echo(f"#   {name}: {option}")
+
+
+def _show_result(result: dict[str, Any], folder: Path) -> None:
+    import os
+
+    if os.environ.get("RANK", "0") != "0":
+        return
+    for part in ("validation", "test"):
+        if part in result:
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in result[part].items())
+            typer.echo(f"{part}: {numbers}")
+    typer.echo(
+        f"{result['parameters']:,} parameters; {result['epochs']} epochs in {result['seconds']:.1f} s "
+        f"({result['examples_per_second']:,.0f} examples/s, {result['device']}, {result['precision']}).\nWrote:"
+    )
+    for name in ("config.toml", "run.json", "metrics.jsonl", "result.json", "predictions.csv", "model.safetensors"):
+        if (folder / name).is_file():
+            typer.echo(f"  {folder / name}")
+
+
+def ls(
+    root: Annotated[Path, typer.Argument(help="Where to look.", exists=True, file_okay=False)] = Path("out"),
+) -> None:
+    """List the runs under a folder: what they are, how far they came, and their test metric.
+
+    For example: tensor-dropout ls out/runs
+    """
+    from tensor_dropout.training.runs import list_runs
+
+    rows = list_runs(root)
+    if not rows:
+        typer.echo(f"There are no runs under {root}.")
+        return
+    table = Table("folder", "data", "net", "head", "seed", "epochs", "state", "test")
+    for row in rows:
+        score = "" if row["test"] is None else f"{row['metric']} {row['test']:.2f}"
+        cells = (row[key] for key in ("folder", "data", "net", "head", "seed", "epochs", "state"))
+        table.add_row(*map(str, cells), score)
+    Console().print(table)

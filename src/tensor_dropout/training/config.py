@@ -1,0 +1,287 @@
+"""What a run is made of: TOML, validated before anything starts, with the defaults of every data set in one place."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tensor_dropout.data import DATASETS, describe_options
+from tensor_dropout.errors import TensorDropoutError
+
+
+class Section(BaseModel):
+    """One table of the TOML file; unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class DataConfig(Section):
+    """Which data."""
+
+    name: str = "digits"
+    root: str | None = None
+    seed: int = 0
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class NetConfig(Section):
+    """Which network and head; what the head does not take must be left out."""
+
+    name: str = "resnet-mini"
+    head: str = "rtrl-cp"
+    stem: Literal["small", "large"] | None = None
+    rank: int | float | list[int] | Literal["full"] | None = None
+    theta: float | None = None
+    law: str | None = None
+    modes: Literal["all"] | list[int] | None = None
+    per_sample: bool | None = None
+    scaling: Literal["inverted", "paper"] | None = None
+    min_rank: int | None = None
+    drop_rate: float | None = None
+    init: Literal["pool", "normal"] | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of ``build_net`` that were set."""
+        return {key: value for key, value in self.model_dump().items() if value is not None}
+
+
+class OptimizerConfig(Section):
+    """SGD with momentum, Adam or AdamW; the factors of tensor layers may have their own rate and decay."""
+
+    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    lr: float = Field(3e-3, gt=0)
+    weight_decay: float = Field(1e-3, ge=0)
+    factor_lr: float | None = Field(None, gt=0)
+    factor_decay: float | None = Field(None, ge=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    nesterov: bool = False
+    clip: float | None = Field(None, gt=0)
+
+
+class ScheduleConfig(Section):
+    """The learning rate over the run: constant, step (divided at milestones), cosine or one-cycle."""
+
+    name: Literal["constant", "step", "cosine", "one-cycle"] = "one-cycle"
+    milestones: list[int] = Field(default_factory=list)
+    factor: float = Field(0.1, gt=0, lt=1)
+    warmup: float = Field(0.3, ge=0, lt=1)
+
+
+class RunConfig(Section):
+    """How long, how large, how exact, and where."""
+
+    epochs: int = Field(30, ge=1)
+    batch: int = Field(64, ge=1)
+    seed: int = Field(0, ge=0)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    ema: float | None = Field(None, gt=0, lt=1)
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
+    speed: Literal["auto", "eager", "graph", "compile"] = "auto"
+    channels_last: bool = True
+    workers: int = Field(2, ge=0)
+    threads: int | None = Field(None, ge=1)
+    evaluate_every: int = Field(1, ge=1)
+    checkpoint_every: int | None = Field(None, ge=1)
+    checkpoint_seconds: float | None = Field(60.0, gt=0)
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    tensorboard: bool = False
+
+
+class Config(Section):
+    """A whole run."""
+
+    data: DataConfig = DataConfig()
+    net: NetConfig = NetConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    run: RunConfig = RunConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Config:
+        if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
+            raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
+        return self
+
+
+_SGD = {"name": "sgd", "lr": 0.1, "weight_decay": 5e-4}
+DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "digits": {"run": {"epochs": 20}},
+    "synthetic": {"run": {"epochs": 20}, "net": {}},
+    "phantom": {"run": {"epochs": 20, "batch": 16}, "optimizer": {"name": "adam", "lr": 3e-3, "weight_decay": 0.0}},
+    "nifti": {
+        "net": {"name": "resnet18", "stem": "large"},
+        "run": {"epochs": 60, "batch": 8},
+        "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 5e-4},
+    },
+    "cifar10": {"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
+    "cifar100": {"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
+    "imagefolder": {"net": {"name": "resnet50"}, "run": {"epochs": 90, "batch": 256, "workers": 8}, "optimizer": _SGD},
+}
+"""What a run takes where nothing was said, by data set."""
+
+
+def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """The whole config: the data set's defaults, then the file, then the overrides.
+
+    Args:
+        path: a TOML file, or None.
+        overrides: dotted keys with values, such as ``{"net.head": "fc"}``.
+
+    Raises:
+        TensorDropoutError: with the key, what was expected and the nearest valid name.
+
+    Example:
+        >>> resolve_config(overrides={"data.name": "digits", "run.epochs": 3}).run.epochs
+        3
+    """
+    said: dict[str, Any] = {} if path is None else _read_toml(path)
+    for key, value in (overrides or {}).items():
+        _put(said, key, value)
+    name = said.get("data", {}).get("name", "digits") if isinstance(said.get("data", {}), dict) else None
+    if name not in DATASETS:
+        raise TensorDropoutError(f"config: data.name is {name!r}; {_suggest(str(name), list(DATASETS))}")
+    merged = _merge(DEFAULTS.get(str(name), {}), said)
+    _check_keys(merged)
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise TensorDropoutError(_explain(error)) from None
+    for option in config.data.options:
+        known = describe_options(config.data.name)
+        if option not in known:
+            raise TensorDropoutError(f"config: data.options.{option} is unknown; {_suggest(option, list(known))}")
+    return config
+
+
+def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise TensorDropoutError(f"config: {path} cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TensorDropoutError(f"config: {path} is not TOML: {error}") from error
+
+
+def _put(said: dict[str, Any], key: str, value: Any) -> None:
+    *tables, last = key.split(".")
+    for table in tables:
+        said = said.setdefault(table, {})
+        if not isinstance(said, dict):
+            raise TensorDropoutError(f"config: {key} goes into {table}, which is not a table")
+    said[last] = value
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``over`` on ``base``, table by table."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _check_keys(said: Mapping[str, Any]) -> None:
+    """Refuse unknown tables and keys with the nearest valid name."""
+    tables: dict[str, Any] = {name: field.annotation for name, field in Config.model_fields.items()}
+    for table, content in said.items():
+        if table not in tables:
+            raise TensorDropoutError(f"config: there is no table [{table}]; {_suggest(table, list(tables))}")
+        if not isinstance(content, Mapping):
+            raise TensorDropoutError(f"config: [{table}] is a table, got {content!r}")
+        for key in content:
+            known = list(tables[table].model_fields)
+            if key not in known:
+                raise TensorDropoutError(f"config: there is no key {table}.{key}; {_suggest(f'{key}', known)}")
+
+
+def _suggest(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return (f"did you mean {near[0]!r}? " if near else "") + f"known are {', '.join(known)}"
+
+
+def _explain(error: ValidationError) -> str:
+    """The first fault as one sentence: key, value, expectation."""
+    fault = error.errors()[0]
+    key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("literal", "list", "int", "float")))
+    expected = fault["msg"].removeprefix("Value error, ")
+    got = "" if isinstance(fault["input"], dict | BaseModel) else f", got {fault['input']!r}"
+    where = f" {key}:" if key else ""
+    return f"config:{where} {expected[0].lower()}{expected[1:]}{got}"
+
+
+def parse_value(key: str, text: str) -> Any:
+    """A command-line value as the type that its key has: numbers, true/false, lists with commas, names.
+
+    Raises:
+        TensorDropoutError: if there is no such key.
+
+    Example:
+        >>> parse_value("net.rank", "128,3,3,96"), parse_value("run.epochs", "3"), parse_value("net.head", "fc")
+        ([128, 3, 3, 96], 3, 'fc')
+    """
+    table, _, name = key.partition(".")
+    if key.startswith("data.options."):
+        return _guess(text)
+    _check_keys({table: {name: None}})
+    section: Any = Config.model_fields[table].annotation
+    kinds = _flatten(section.model_fields[name].annotation)
+    if str in kinds and list not in kinds and int not in kinds:
+        return None if text == "none" and type(None) in kinds else text
+    value = _guess(text)
+    if float in kinds and type(value) is int and int not in kinds:
+        return float(value)
+    return [value] if list in kinds and int not in kinds and type(value) is int else value
+
+
+def _guess(text: str) -> Any:
+    lowered = text.strip().lower()
+    if lowered in ("true", "false", "none"):
+        return {"true": True, "false": False, "none": None}[lowered]
+    if "," in text:
+        return [_guess(part) for part in text.split(",") if part.strip()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _flatten(annotation: Any) -> set[Any]:
+    """The plain types inside a union, a literal or a list."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return set().union(*(_flatten(part) for part in get_args(annotation)))
+    if get_origin(annotation) is Literal:
+        return {str}
+    return {get_origin(annotation) or annotation}
+
+
+def write_toml(config: Config) -> str:
+    """The resolved config as TOML; what is not set is left out."""
+    lines = ["# The resolved config of this run: defaults, file and command line together."]
+    for table, section in config.model_dump().items():
+        lines += ["", f"[{table}]"]
+        options = section.pop("options", None)
+        lines += [f"{key} = {_as_toml(value)}" for key, value in section.items() if value is not None]
+        if options:
+            lines += ["", f"[{table}.options]", *(f"{key} = {_as_toml(value)}" for key, value in options.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _as_toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_as_toml(item) for item in value) + "]"
+    return repr(value)

@@ -1,0 +1,439 @@
+"""The loop: epochs of steps, with evaluation, checkpoints and records; for one process or many."""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tensor_dropout.data import load_data
+from tensor_dropout.data.base import Data
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.files import save
+from tensor_dropout.nets import build_net, rescale_
+from tensor_dropout.training.checkpoint import read_latest, write_checkpoint
+from tensor_dropout.training.config import Config
+from tensor_dropout.training.evaluation import MAIN_METRIC, Outcome, evaluate, summarize
+from tensor_dropout.training.groups import param_groups
+from tensor_dropout.training.processes import Process, joined
+from tensor_dropout.training.runs import RunFolder, splits
+from tensor_dropout.training.sampling import Feed, Sampler
+from tensor_dropout.training.schedule import rate_at
+from tensor_dropout.training.show import Reporter
+from tensor_dropout.training.step import Step, choose_dtype, choose_memory_format, lay_out_, make_targets
+
+
+def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
+    """Train a network as the config says, in a folder; a run that was cut off goes on.
+
+    Args:
+        config: from ``resolve_config``.
+        folder: for everything that is kept.
+        show: a progress bar, or a line per epoch where nobody watches a terminal.
+
+    Returns:
+        The result, as in ``result.json``.
+
+    Raises:
+        TensorDropoutError: if the config does not fit the data, the loss is not finite, or memory or disk are full.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the state is saved.
+    """
+    run = RunFolder(folder)
+    with joined(config.run.device) as process, threads(config.run.threads):
+        data = load_data(config.data.name, root=config.data.root, seed=config.data.seed, **config.data.options)
+        if process.is_first:
+            run.open(config, data)
+            run.clean()
+        process.wait()
+        done = run.result()
+        if done is not None:
+            return done
+        network = build_network(config, data)
+        with explaining_memory(config):
+            return Trainer(config, data, network, run, process, Reporter(config, data, show and process.is_first)).run()
+
+
+def build_network(config: Config, data: Data) -> nn.Module:
+    """The network of a config for a data set, initialised by the run's seed; equal on every process."""
+    settings = config.net.settings()
+    name = settings.pop("name")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.run.seed)
+        network = build_net(name, outputs=data.outputs, input_shape=data.input_shape, **settings)
+    return network.double() if config.run.precision == "float64" else network
+
+
+class Trainer:
+    """One run of a network on a data set.
+
+    Args:
+        config: how.
+        data: on what.
+        network: any module from prepared inputs to outputs.
+        run: where records and checkpoints go.
+        process: this process among all.
+        reporter: who shows progress.
+    """
+
+    def __init__(
+        self, config: Config, data: Data, network: nn.Module, run: RunFolder, process: Process, reporter: Reporter
+    ) -> None:
+        self.config, self.data, self.folder, self.process, self.reporter = config, data, run, process, reporter
+        device = process.device
+        self.dtype = choose_dtype(config, device)
+        self.plain = lay_out_(network.to(device), choose_memory_format(config, data, device)).train()
+        self.network = wrap(self.plain, config, process)
+        self.optimizer = make_optimizer(self.plain, config, device)
+        self.sampler = Sampler(len(data.train), config.run.batch, config.run.seed, process.rank, process.world)
+        feed = Feed(data.train, self.sampler, device, config.run.workers)
+        self.feed = feed
+        self.targets = make_targets(data, config).to(device)
+        self.step = Step(self.network, self.optimizer, feed.fetch, data, self.targets, config, device)
+        self.steps = config.run.epochs * self.sampler.steps_per_epoch
+        self.done = 0
+        self.seconds = 0.0
+        self.saved_at = time.monotonic()
+        seed_process(config.run.seed, process)
+
+    def run(self) -> dict[str, Any]:
+        """Train from where the last checkpoint left off to the end."""
+        self.resume()
+        per_epoch = self.sampler.steps_per_epoch
+        with Interruption() as interruption, self.reporter.showing(self.done, self.steps):
+            while self.done < self.steps:
+                epoch, first = divmod(self.done, per_epoch)
+                self.run_epoch(epoch, first, interruption)
+                self.finish_epoch(epoch)
+        return self.finish()
+
+    def run_epoch(self, epoch: int, first: int, interruption: Interruption) -> None:
+        """The steps of one epoch, from its step ``first`` on."""
+        started = time.monotonic()
+        per_epoch = self.sampler.steps_per_epoch
+        for start in self.feed.starts(epoch, first):
+            self.step.set_rate(rate_at(self.config.schedule, self.done, self.steps, per_epoch))
+            self.step(*start)
+            self.done += 1
+            if self.process.device.type == "cpu":
+                self.check_finite()
+            self.reporter.advance(self.show_sums if self.process.world == 1 else None)
+            last = self.done % per_epoch == 0
+            if not last and (self.checkpoint_is_due() or interruption.asked):
+                self.seconds += time.monotonic() - started
+                started = time.monotonic()
+                self.save()
+            interruption.stop_if_asked(self.process.world == 1)
+        if self.process.device.type == "cuda":
+            torch.cuda.synchronize()
+        self.seconds += time.monotonic() - started
+
+    def checkpoint_is_due(self) -> bool:
+        """By steps, or, with one process, by the clock."""
+        every, seconds = self.config.run.checkpoint_every, self.config.run.checkpoint_seconds
+        if every is not None and self.done % every == 0:
+            return True
+        return self.process.world == 1 and seconds is not None and time.monotonic() - self.saved_at > seconds
+
+    def check_finite(self) -> None:
+        """Stop at once when the loss is no longer a number; the last checkpoint is from before."""
+        if not bool(torch.isfinite(self.step.sums).all()):
+            raise TensorDropoutError(
+                f"train: the loss is not finite at step {self.done} of {self.steps}; the last checkpoint in "
+                f"{self.folder.path} is from before it: lower optimizer.lr, or set optimizer.clip"
+            )
+
+    def show_sums(self) -> tuple[float, float]:
+        """Mean loss and mean count of the epoch so far, for display; the device is asked."""
+        self.check_finite()
+        steps = self.done % self.sampler.steps_per_epoch or self.sampler.steps_per_epoch
+        loss, counted = self.step.sums.tolist()
+        return loss / steps, counted / (steps * self.config.run.batch / self.process.world)
+
+    def finish_epoch(self, epoch: int) -> None:
+        """Metrics of the epoch, evaluation if it is due, and a checkpoint."""
+        self.check_finite()
+        per_epoch = self.sampler.steps_per_epoch
+        sums = self.process.gather(self.step.sums.tolist())
+        loss = sum(each[0] for each in sums) / len(sums) / per_epoch
+        counted = sum(each[1] for each in sums) / (per_epoch * self.config.run.batch)
+        self.step.sums.zero_()
+        metric = MAIN_METRIC[self.data.task]
+        scale = 100 if self.data.task == "classification" else 1
+        line = {
+            "epoch": epoch + 1,
+            "loss": loss,
+            metric: scale * counted,
+            "lr": self.optimizer.param_groups[0]["initial_lr"]
+            * rate_at(self.config.schedule, self.done - 1, self.steps, per_epoch),
+            "seconds": round(self.seconds, 3),
+        }
+        final = self.done == self.steps
+        if self.data.validation is not None and (final or (epoch + 1) % self.config.run.evaluate_every == 0):
+            line["validation"] = summarize(self.evaluate("validation"), self.data.task)
+        if self.process.is_first:
+            self.folder.note(line)
+        self.reporter.finish_epoch(line)
+        self.save()
+
+    def evaluate(self, part: str, uncertainty: bool = False, network: nn.Module | None = None) -> Outcome:
+        """Outputs on a part of the data, of the averaged weights if there is an average."""
+        target = self.averaged() if network is None else network
+        return evaluate(
+            target,
+            self.data,
+            splits(self.data)[part],
+            device=self.process.device,
+            dtype=self.dtype,
+            batch=max(32, self.config.run.batch),
+            workers=self.config.run.workers,
+            mean=self.targets.mean if network is None else None,
+            std=self.targets.std if network is None else None,
+            uncertainty=uncertainty,
+        )
+
+    def averaged(self) -> nn.Module:
+        """The network as it is evaluated."""
+        if self.step.average is None:
+            return self.plain
+        averaged = copy.deepcopy(self.plain)
+        averaged.load_state_dict(self.step.average.state)
+        return averaged
+
+    # Checkpoints.
+
+    def save(self) -> None:
+        """Write a checkpoint: everything needed to go on, bit for bit on a CPU."""
+        self.check_finite()
+        model, optimizer = gather_state(self.plain, self.optimizer, self.config, self.process)
+        generators = self.process.gather(generator_states(self.process.device))
+        sums = self.process.gather(self.step.sums.tolist())
+        if self.process.is_first:
+            average = self.step.average
+            state = {
+                "model": model,
+                "optimizer": optimizer,
+                "average": None if average is None else {**average.state, "": average.updates},
+                "generators": generators,
+                "sums": sums,
+                "seconds": self.seconds,
+            }
+            write_checkpoint(self.folder.path, self.done, state)
+        self.saved_at = time.monotonic()
+
+    def resume(self) -> None:
+        """Go on from the latest whole checkpoint, if there is one."""
+        state = self.process.share(read_latest(self.folder.path) if self.process.is_first else None)
+        if state is None:
+            return
+        self.done, self.seconds = state["step"], state["seconds"]
+        restore_state(self.plain, self.optimizer, state, self.config)
+        if self.step.average is not None and state["average"] is not None:
+            self.step.average.updates.copy_(state["average"].pop(""))
+            for name, tensor in state["average"].items():
+                self.step.average.state[name].copy_(tensor)
+        if len(state["generators"]) == self.process.world:
+            set_generator_states(state["generators"][self.process.rank], self.process.device)
+            self.step.sums.copy_(torch.tensor(state["sums"][self.process.rank]))
+        if self.process.is_first:
+            self.folder.rewind(self.done // self.sampler.steps_per_epoch)
+
+    # The end.
+
+    def finish(self) -> dict[str, Any]:
+        """Put the target's unit into the head, evaluate once on the test part, and write model and result."""
+        network = copy.deepcopy(gather_network(self.averaged(), self.config))
+        if self.data.task == "regression":
+            rescale_(network, self.targets.std, self.targets.mean)
+        result: dict[str, Any] = {
+            "task": self.data.task,
+            "target": self.data.target,
+            "epochs": self.config.run.epochs,
+            "steps": self.steps,
+            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "seconds": round(self.seconds, 3),
+            "examples_per_second": round(self.steps * self.config.run.batch / max(self.seconds, 1e-9), 1),
+            "processes": self.process.world,
+            "device": describe_device(self.process.device),
+            "precision": str(self.dtype).removeprefix("torch."),
+        }
+        for part in ("validation", "test"):
+            if part in splits(self.data):
+                outcome = self.evaluate(part, uncertainty=part == "test", network=network)
+                result[part] = summarize(outcome, self.data.task)
+        if self.process.is_first:
+            last = "test" if "test" in result else "validation"
+            if last in result:
+                self.folder.write_predictions(outcome, splits(self.data)[last], self.data.task)
+            save(network.cpu(), self.folder.model_path)
+            self.folder.finish(result)
+        self.process.wait()
+        return result
+
+
+# Parts of the trainer.
+
+
+def wrap(network: nn.Module, config: Config, process: Process) -> nn.Module:
+    """The network as it is called in training: itself, in DDP, or sharded in place."""
+    if process.world == 1:
+        return network
+    if config.run.sharding == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for name, child in network.named_children():
+            if name.startswith("layer"):
+                fully_shard(child)
+        fully_shard(network)
+        return network
+    return DistributedDataParallel(network, device_ids=[process.device] if process.device.type == "cuda" else None)
+
+
+def make_optimizer(network: nn.Module, config: Config, device: torch.device) -> torch.optim.Optimizer:
+    """SGD, Adam or AdamW over the parameter groups of the network."""
+    settings = config.optimizer
+    groups = param_groups(
+        network,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        factor_lr=settings.factor_lr,
+        factor_decay=settings.factor_decay,
+    )
+    on_gpu = device.type == "cuda"
+    for group in groups:
+        group["initial_lr"] = group["lr"]
+        if on_gpu:  # a captured graph reads the rate from the device
+            group["lr"] = torch.tensor(group["lr"], device=device)
+    if settings.name == "sgd":
+        return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=on_gpu or None)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
+    return kind(groups, fused=on_gpu or None, capturable=on_gpu)
+
+
+def gather_state(
+    network: nn.Module, optimizer: torch.optim.Optimizer, config: Config, process: Process
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State dicts of network and optimizer; a sharded network is put together on the first process."""
+    if process.world > 1 and config.run.sharding == "fsdp":
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        return get_state_dict(network, optimizer, options=options)  # type: ignore[return-value]
+    return network.state_dict(), optimizer.state_dict()
+
+
+def restore_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], config: Config) -> None:
+    """Put the state of a checkpoint into network and optimizer."""
+    rates = [(group["lr"], group["initial_lr"]) for group in optimizer.param_groups]
+    if any(hasattr(parameter, "placements") for parameter in network.parameters()):
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        set_state_dict(
+            network,
+            optimizer,
+            model_state_dict=state["model"],
+            optim_state_dict=state["optimizer"],
+            options=options,
+        )
+    else:
+        network.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+    for group, (lr, initial) in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"], group["initial_lr"] = lr, initial
+
+
+def gather_network(network: nn.Module, config: Config) -> nn.Module:
+    """A whole network on this process: a sharded one is put together."""
+    if not any(hasattr(parameter, "placements") for parameter in network.parameters()):
+        return network
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=False))
+    settings = dict(network.settings)  # type: ignore[arg-type]
+    whole = build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
+    whole.load_state_dict(state)
+    return whole.to(next(network.parameters()).device)
+
+
+def seed_process(seed: int, process: Process) -> None:
+    """Masks and augmentation differ between processes: equal seeds would give equal masks."""
+    torch.manual_seed(seed * 4096 + process.rank + 1)
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """The default generators: of the CPU and, if it is one, of the GPU."""
+    gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *gpu]
+
+
+def set_generator_states(states: list[Tensor], device: torch.device) -> None:
+    """Put them back."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def describe_device(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM wait for the end of the step, so that the state that is saved is whole."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:  # asked twice: at once
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def stop_if_asked(self, saved: bool) -> None:
+        """Raise what was held back."""
+        if self.asked:
+            raise KeyboardInterrupt("saved" if saved else "")
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """So many CPU threads inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def explaining_memory(config: Config) -> Iterator[None]:
+    """Turn a full GPU into a sentence with the batch size to try."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        smaller = 2 ** int(math.log2(max(2, config.run.batch)) - 1)
+        raise TensorDropoutError(
+            f"train: the GPU's memory is full at run.batch={config.run.batch}; try --batch {smaller}"
+        ) from error

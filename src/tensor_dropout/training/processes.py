@@ -1,0 +1,91 @@
+"""The processes of a run: one, or those that torchrun started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import distributed
+
+from tensor_dropout.errors import TensorDropoutError
+
+
+@dataclass(frozen=True)
+class Process:
+    """This process among all, and its device."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes and shows."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Until all are here."""
+        if self.world > 1:
+            distributed.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of every process, on every process."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        distributed.all_gather_object(values, value)
+        return values
+
+    def share(self, value: Any) -> Any:
+        """The first process' value, on every process."""
+        if self.world == 1:
+            return value
+        values = [value]
+        distributed.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Process]:
+    """Join the processes that torchrun started, if it did; leave them at the end.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:1".
+    """
+    local, world = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    chosen = choose_device(device, local)
+    if world == 1 or "RANK" not in os.environ:
+        yield Process(0, 1, chosen)
+        return
+    backend = "nccl" if chosen.type == "cuda" else "gloo"
+    if chosen.type == "cuda":
+        torch.cuda.set_device(chosen)
+    distributed.init_process_group(backend, timeout=timedelta(minutes=10))
+    try:
+        yield Process(distributed.get_rank(), distributed.get_world_size(), chosen)
+    finally:
+        distributed.destroy_process_group()
+
+
+def choose_device(device: str, local: int = 0) -> torch.device:
+    """The device of a name; "auto" is a GPU where there is one.
+
+    Raises:
+        TensorDropoutError: if there is no such device.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise TensorDropoutError(f"run.device is auto, cpu, cuda or cuda:N, got {device!r}") from error
+    if chosen.type == "cuda":
+        if not torch.cuda.is_available():
+            raise TensorDropoutError(f"run.device={device}: torch sees no CUDA device here; use cpu or auto")
+        chosen = torch.device("cuda", local if chosen.index is None else chosen.index)
+    return chosen

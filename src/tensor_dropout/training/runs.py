@@ -1,0 +1,174 @@
+"""The folder of a run: what it was, what happened in it, and what came out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from tensor_dropout.data.base import Data, Split
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.records import describe_environment, write_json
+from tensor_dropout.training.checkpoint import list_checkpoints
+from tensor_dropout.training.config import Config, write_toml
+from tensor_dropout.training.evaluation import MAIN_METRIC, Outcome
+from tensor_dropout.writing import replacing
+
+_FREE = {"run.device", "run.speed", "run.workers", "run.threads", "run.checkpoint_every", "run.checkpoint_seconds"}
+_FREE |= {"data.root", "run.tensorboard", "run.evaluate_every", "run.sharding"}
+"""Keys that may change when a run goes on: they do not say what is computed."""
+
+
+class RunFolder:
+    """``config.toml``, ``run.json``, ``metrics.jsonl``, ``result.json``, ``predictions.csv``, model and checkpoints.
+
+    Args:
+        path: the folder; it need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics_path = path / "metrics.jsonl"
+        self.model_path = path / "model.safetensors"
+
+    def open(self, config: Config, data: Data) -> None:
+        """Begin a run here, or go on with it.
+
+        Raises:
+            TensorDropoutError: if the folder holds a run with other settings.
+        """
+        record_path = self.path / "run.json"
+        settings = flatten(config.model_dump(mode="json"))
+        if record_path.is_file():
+            before = json.loads(record_path.read_text(encoding="utf-8"))["settings"]
+            changed = [
+                key
+                for key in settings.keys() | before.keys()
+                if settings.get(key) != before.get(key) and key not in _FREE
+            ]
+            if changed:
+                key = sorted(changed)[0]
+                raise TensorDropoutError(
+                    f"train: {self.path} holds a run with {key}={before.get(key)!r}, this one has "
+                    f"{settings.get(key)!r}; choose another folder with --out, or delete that one"
+                )
+            return
+        self.path.mkdir(parents=True, exist_ok=True)
+        record = {
+            "settings": settings,
+            "data": {
+                "name": data.name,
+                "simulated": data.simulated,
+                "provenance": data.provenance,
+                "examples": {name: len(part) for name, part in splits(data).items()},
+            },
+            "environment": describe_environment(),
+        }
+        with replacing(self.path / "config.toml") as temporary:
+            temporary.write_text(write_toml(config), encoding="utf-8")
+        write_json(record_path, record)
+
+    def result(self) -> dict[str, Any] | None:
+        """What came out, if the run is done."""
+        path = self.path / "result.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Say that the run is done."""
+        write_json(self.path / "result.json", result)
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Add the metrics of an epoch."""
+        with open(self.metrics_path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The metrics of the epochs so far; a line that was cut off is left out."""
+        lines = []
+        if self.metrics_path.is_file():
+            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+                try:
+                    lines.append(json.loads(line))
+                except ValueError:
+                    break
+        return lines
+
+    def rewind(self, epochs: int) -> None:
+        """Forget the metrics after so many epochs: those epochs will be run again."""
+        kept = [line for line in self.metrics() if line["epoch"] <= epochs]
+        with replacing(self.metrics_path) as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def clean(self) -> None:
+        """Remove what a killed process left half-written."""
+        for path in self.path.glob(".*"):
+            if path.is_file() and path.suffix in (".pt", ".json", ".toml", ".csv", ".safetensors", ".jsonl"):
+                path.unlink(missing_ok=True)
+
+    def write_predictions(self, outcome: Outcome, split: Split, task: str) -> Path:
+        """One line per example: its name, its target and what the network said."""
+        path = self.path / "predictions.csv"
+        with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if task == "classification":
+                log_probs = outcome.outputs.double().log_softmax(1)
+                writer.writerow(["name", "target", "predicted", "confidence", "nll"])
+                for name, y, row in zip(split.names, outcome.targets.tolist(), log_probs, strict=True):
+                    best = int(row.argmax())
+                    writer.writerow([name, y, best, f"{float(row[best].exp()):.6f}", f"{-float(row[y]):.6f}"])
+            else:
+                columns = outcome.outputs.shape[1]
+                numbers = [""] if columns == 1 else [f"_{k}" for k in range(columns)]
+                kinds = ("target", "predicted") + (() if outcome.std is None else ("std",))
+                writer.writerow(["name", *(kind + number for kind in kinds for number in numbers)])
+                targets = outcome.targets.reshape(outcome.outputs.shape)
+                parts = [targets, outcome.outputs] + ([] if outcome.std is None else [outcome.std])
+                for k, name in enumerate(split.names):
+                    writer.writerow([name, *(f"{value:.6g}" for part in parts for value in part[k].tolist())])
+        return path
+
+
+def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"run": {"epochs": 3}}`` -> ``{"run.epochs": 3}``; unset keys are left out."""
+    flat: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        elif value is not None:
+            flat[prefix + key] = value
+    return flat
+
+
+def splits(data: Data) -> dict[str, Split]:
+    """The parts of a data set that there are."""
+    named = {"train": data.train, "validation": data.validation, "test": data.test}
+    return {name: part for name, part in named.items() if part is not None}
+
+
+def list_runs(root: Path) -> list[dict[str, Any]]:
+    """What every run under a folder is and how far it came, for ``tensor-dropout ls``."""
+    rows = []
+    for record_path in sorted(root.rglob("run.json")):
+        folder = RunFolder(record_path.parent)
+        try:
+            record = json.loads(record_path.read_text(encoding="utf-8"))
+            settings, data = record["settings"], record["data"]
+        except (ValueError, KeyError, TypeError):
+            continue
+        lines, result = folder.metrics(), folder.result()
+        metric = MAIN_METRIC[result["task"]] if result else None
+        rows.append(
+            {
+                "folder": str(folder.path),
+                "data": data["name"] + (" (simulated)" if data["simulated"] else ""),
+                "net": settings["net.name"],
+                "head": settings["net.head"],
+                "seed": settings["run.seed"],
+                "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
+                "state": "done" if result else "interrupted" if list_checkpoints(folder.path) else "begun",
+                "metric": metric,
+                "test": None if result is None else result.get("test", {}).get(metric),
+            }
+        )
+    return rows

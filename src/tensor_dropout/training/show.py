@@ -1,0 +1,95 @@
+"""What a person sees of a run: a bar with loss, accuracy, speed and remaining time, or a line per epoch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tensor_dropout.data.base import Data
+from tensor_dropout.training.config import Config
+from tensor_dropout.training.evaluation import MAIN_METRIC
+
+_EVERY = 0.5  # seconds between looks at the device
+
+
+class Reporter:
+    """Shows the progress of a run.
+
+    Args:
+        config: of the run.
+        data: the data set; simulated ones are named so.
+        show: whether to show anything.
+    """
+
+    def __init__(self, config: Config, data: Data, show: bool) -> None:
+        self.config, self.data, self.show = config, data, show
+        self.metric = MAIN_METRIC[data.task]
+        self.console = Console(file=sys.stderr)
+        self.bar: Progress | None = None
+        self.done = 0
+        self._looked = (0.0, 0)
+
+    @contextmanager
+    def showing(self, done: int, total: int) -> Iterator[None]:
+        """The bar, from step ``done`` of ``total``."""
+        self.done = done
+        self._looked = (time.monotonic(), done)
+        if not self.show:
+            yield
+            return
+        name = self.data.name + (" (SIMULATED)" if self.data.simulated else "")
+        self.console.print(f"{name}: {self.data.provenance}", highlight=False)
+        if done:
+            self.console.print(f"going on from step {done} of {total}", highlight=False)
+        if not self.console.is_terminal:
+            yield
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[seen]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console) as self.bar:
+            self.task = self.bar.add_task(self.config.net.head, total=total, completed=done, seen="")
+            yield
+        self.bar = None
+
+    def advance(self, look: Callable[[], tuple[float, float]] | None) -> None:
+        """One more step is done; now and then the device is asked how it goes."""
+        self.done += 1
+        if self.bar is None:
+            return
+        now = time.monotonic()
+        since, before = self._looked
+        if now - since < _EVERY:
+            return
+        self._looked = (now, self.done)
+        speed = (self.done - before) * self.config.run.batch / (now - since)
+        seen = f"{speed:,.0f}/s"
+        if look is not None:
+            loss, counted = look()
+            counted = 100 * counted if self.metric == "accuracy" else counted
+            seen = f"loss {loss:.3f}  {self.metric} {counted:.2f}  {seen}"
+        self.bar.update(self.task, completed=self.done, seen=seen)
+
+    def finish_epoch(self, line: dict[str, Any]) -> None:
+        """A line per epoch where there is no bar."""
+        if not self.show:
+            return
+        validation = line.get("validation", {}).get(self.metric)
+        text = f"epoch {line['epoch']}/{self.config.run.epochs}  loss {line['loss']:.4f}  {self.metric} "
+        text += f"{line[self.metric]:.2f}" + ("" if validation is None else f"  validation {validation:.2f}")
+        if self.bar is None:
+            self.console.print(f"{text}  {line['seconds']:.1f} s", highlight=False)
+        else:
+            self.bar.update(
+                self.task, description=f"epoch {line['epoch']}/{self.config.run.epochs}", completed=self.done
+            )

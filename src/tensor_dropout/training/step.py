@@ -1,0 +1,238 @@
+"""One update: rows or a batch -> network input -> loss -> gradients -> parameters, eagerly or as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tensor_dropout.data.base import Data
+from tensor_dropout.training.config import Config
+
+Fetch = Callable[..., tuple[Tensor, Tensor]]
+
+
+class Targets(nn.Module):
+    """The loss of a task and what is counted beside it.
+
+    Classification: cross-entropy, and how many are right. Regression: mean squared error of the standardized target,
+    and the sum of absolute errors in its own unit.
+
+    Args:
+        task: "classification" or "regression".
+        mean: of the regression targets of the training examples.
+        std: of them.
+        label_smoothing: of the cross-entropy.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, task: str, mean: Tensor, std: Tensor, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        self.task, self.label_smoothing = task, label_smoothing
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def forward(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, outputs), targets -> mean loss, and the sum over the batch of what is counted."""
+        if self.task == "classification":
+            loss = F.cross_entropy(outputs, y, label_smoothing=self.label_smoothing)
+            return loss, (outputs.argmax(1) == y).sum()
+        y = y.reshape(outputs.shape)
+        loss = F.mse_loss(outputs, ((y - self.mean) / self.std).to(outputs.dtype))
+        return loss, (self.std * outputs + self.mean - y).abs().mean(1).sum()
+
+
+def make_targets(data: Data, config: Config) -> Targets:
+    """The loss for a data set; a regression target is standardized by the training examples."""
+    targets = data.train.targets.double()
+    if data.task == "classification":
+        return Targets(data.task, torch.zeros(1), torch.ones(1), config.run.label_smoothing)
+    columns = targets.reshape(len(targets), -1)
+    mean, std = columns.mean(0), columns.std(0, correction=0)
+    return Targets(data.task, mean.float(), torch.where(std > 0, std, 1.0).float())
+
+
+class Step:
+    """One update of a network.
+
+    Args:
+        network: what is trained; wrapped (DDP, FSDP) if need be.
+        optimizer: of its parameters.
+        fetch: from what a step starts from to a stored batch.
+        data: the way from a stored batch to network inputs.
+        targets: the loss.
+        config: precision, speed, clipping, averaging.
+        device: where everything is.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        fetch: Fetch,
+        data: Data,
+        targets: Targets,
+        config: Config,
+        device: torch.device,
+    ) -> None:
+        self.network, self.optimizer, self.fetch = network, optimizer, fetch
+        self.prepare = data.prepare.to(device)
+        self.augment = None if data.augment is None else data.augment.to(device).train()
+        self.targets = targets.to(device)
+        self.config, self.device = config, device
+        self.dtype = choose_dtype(config, device)
+        self.memory_format = choose_memory_format(config, data, device)
+        self.average = Average(network, config.run.ema) if config.run.ema is not None else None
+        self.sums = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
+        """Sums since they were last set to zero: of the mean losses, and of what is counted."""
+        self._update: Callable[..., None] = self.update
+        self._eager_steps = _WARM_UP if self._uses_graph() else None
+        if config.run.speed == "compile":
+            self.compute = torch.compile(self.compute)  # type: ignore[method-assign]
+
+    def __call__(self, *start: Tensor) -> None:
+        """Update the network once."""
+        if self._eager_steps is None:
+            self.update(*start)
+        elif self._eager_steps > 0:
+            self._eager_steps -= 1
+            _on_side_stream(self.update, *start)
+        else:
+            if self._update == self.update:
+                self._update = Graph(self.update, start, self.optimizer)
+            self._update(*start)
+
+    def set_rate(self, factor: float) -> None:
+        """Multiply the initial learning rate of every group."""
+        for group in self.optimizer.param_groups:
+            rate = group["initial_lr"] * factor
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def update(self, *start: Tensor) -> None:
+        """Gradients, clipping, the optimizer and the average."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss, counted = self.compute(*start)
+        loss.backward()
+        if self.config.optimizer.clip is not None:
+            nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.sums += torch.stack([loss.detach(), counted.detach()]).to(self.sums.dtype)
+            if self.average is not None:
+                self.average.update()
+
+    def compute(self, *start: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of one batch, and what is counted."""
+        with torch.no_grad():
+            x, y = self.fetch(*start)
+            x = self.prepare(x)
+            x = x if self.augment is None else self.augment(x)
+        x = x.to(self.dtype if self.dtype == torch.float64 else torch.float32, memory_format=self.memory_format)
+        with autocast(self.device, self.dtype):
+            outputs = self.network(x)
+        return self.targets(outputs if self.dtype == torch.float64 else outputs.float(), y)
+
+    def _uses_graph(self) -> bool:
+        alone = not torch.distributed.is_initialized()
+        return self.device.type == "cuda" and alone and self.config.run.speed in ("auto", "graph", "compile")
+
+
+_WARM_UP = 3  # eager steps before capture, on a side stream, as CUDA graphs ask for; they are steps of the run
+
+
+def _on_side_stream(function: Callable[..., None], *arguments: Tensor) -> None:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        function(*arguments)
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+class Graph:
+    """A function captured as one CUDA graph, with inputs that are copied into its place."""
+
+    def __init__(
+        self, function: Callable[..., None], inputs: tuple[Tensor, ...], optimizer: torch.optim.Optimizer
+    ) -> None:
+        self.inputs = [tensor.clone() for tensor in inputs]
+        optimizer.zero_grad(set_to_none=True)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            function(*self.inputs)
+
+    def __call__(self, *inputs: Tensor) -> None:
+        """Replay."""
+        for place, tensor in zip(self.inputs, inputs, strict=True):
+            place.copy_(tensor, non_blocking=True)
+        self.graph.replay()
+
+
+class Average:
+    """An exponential moving average of parameters and buffers, for evaluation.
+
+    torch's ``AveragedModel`` asks the device for its counter in every update, which a CUDA graph cannot do.
+
+    Args:
+        network: what is averaged.
+        decay: how much of the average stays in every step; less in the first ones, ``(1 + t) / (10 + t)``.
+    """
+
+    def __init__(self, network: nn.Module, decay: float) -> None:
+        self.network, self.decay = network, decay
+        self.state = {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}
+        first = next(network.parameters())
+        self.updates = torch.zeros((), device=first.device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take the network's present state into the average."""
+        self.updates += 1
+        kept = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.decay)
+        now = self.network.state_dict()
+        floating = [name for name, tensor in self.state.items() if tensor.is_floating_point()]
+        for name in floating:
+            self.state[name].lerp_(now[name].detach(), (1 - kept).to(now[name].dtype))
+        for name, tensor in self.state.items():
+            if not tensor.is_floating_point():
+                tensor.copy_(now[name])
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> Any:
+    """bf16 arithmetic inside, or nothing."""
+    if dtype != torch.bfloat16:
+        return nullcontext()
+    return torch.autocast(device.type, dtype, cache_enabled=False)  # a cache would outlive a captured graph
+
+
+def choose_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """The arithmetic: bf16 on GPUs that have it, else float32, unless the config says otherwise."""
+    named = {"float32": torch.float32, "bf16": torch.bfloat16, "float64": torch.float64}
+    if config.run.precision != "auto":
+        return named[config.run.precision]
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
+
+
+def lay_out_(network: nn.Module, memory_format: torch.memory_format) -> nn.Module:
+    """The weights of convolutions in a memory format, in place; those of tensor layers are no images."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.Conv3d):
+            module.weight.data = module.weight.data.contiguous(memory_format=memory_format)
+    return network
+
+
+def choose_memory_format(config: Config, data: Data, device: torch.device) -> torch.memory_format:
+    """Channels last for images on a GPU; on a CPU, and for what is no image, as it is."""
+    formats = {3: torch.channels_last, 4: torch.channels_last_3d}
+    if device.type == "cuda" and config.run.channels_last:
+        return formats.get(len(data.input_shape), torch.contiguous_format)
+    return torch.contiguous_format

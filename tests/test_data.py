@@ -1,0 +1,331 @@
+"""Data sets by name, splits, normalisation, augmentation, and the two smallest sets: digits and synthetic."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tensor_dropout.data import DATASETS, Data, StreamSplit, TensorSplit, describe_options, load_data
+from tensor_dropout.data import base as base_module
+from tensor_dropout.data.augment import RandomFlip, RandomShift, shift_images
+from tensor_dropout.data.base import (
+    StandardizeChannels,
+    StandardizeImages,
+    bin_targets,
+    deal_folds,
+    hold_out,
+    import_extra,
+)
+from tensor_dropout.data.synthetic import draw_weight
+from tensor_dropout.errors import TensorDropoutError
+
+# By name.
+
+
+def test_every_data_set_has_a_loader_a_summary_and_documented_options():
+    for name, source in DATASETS.items():
+        assert callable(source.import_loader())
+        assert 20 < len(source.summary) < 90
+        for option, description in describe_options(name).items():
+            assert description.meaning, f"{name}: {option} is not documented"
+            assert repr(description.default) in str(description)
+
+
+def test_simulated_data_sets_say_so_in_their_summary():
+    assert [name for name, source in DATASETS.items() if "SIMULATED" in source.summary] == ["phantom", "synthetic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("cifar", {}, "no data set 'cifar'; did you mean 'cifar10'"),
+        ("mnist", {}, "known are digits, cifar10"),
+        ("digits", {"augmnt": True}, "no option 'augmnt'; did you mean 'augment'"),
+        ("digits", {"shape": 3}, "known are augment"),
+        ("digits", {"root": "folder"}, "takes no root"),
+        ("synthetic", {"shape": "25"}, "positive whole numbers"),
+        ("synthetic", {"shape": (4, 0)}, "positive whole numbers"),
+        ("synthetic", {"rank": 0}, "rank must be a positive"),
+        ("synthetic", {"n": 2.5}, "n must be a positive"),
+        ("synthetic", {"noise": -1.0}, "noise must be 0 or more"),
+        ("synthetic", {"format": "tt"}, "one of cp, tucker"),
+        ("synthetic", {"shape": (3, 3), "n": 20, "test": 20}, "number below 20"),
+        ("synthetic", {"shape": (3, 3), "n": 20, "validation": -0.1}, "synthetic: validation"),
+        ("synthetic", {"shape": (3, 3), "n": 20, "validation": True}, "synthetic: validation"),
+        ("synthetic", {"shape": (3, 3), "n": 20, "validation": "half"}, "synthetic: validation"),
+    ],
+)
+def test_bad_names_and_options_are_refused(name, options, message):
+    with pytest.raises(TensorDropoutError, match=message.replace("(", r"\(")):
+        load_data(name, **options)
+
+
+def test_importing_the_package_pulls_in_none_of_the_extras():
+    code = (
+        "import sys, tensor_dropout.data as d\n"
+        "[d.describe_options(name) for name in d.DATASETS]\n"
+        "print([m for m in ('sklearn', 'nibabel', 'PIL', 'scipy', 'matplotlib', 'pandas') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [("digits", "sklearn.datasets", "digits"), ("nifti", "nibabel", "nifti"), ("imagefolder", "PIL.Image", "images")],
+)
+def test_a_missing_package_names_its_extra(name, module, extra, monkeypatch, tmp_path):
+    def refuse(wanted):
+        raise ModuleNotFoundError(wanted)
+
+    monkeypatch.setattr(base_module.importlib, "import_module", refuse)
+    with pytest.raises(TensorDropoutError, match=rf"{name}: .* pip install 'tensor-dropout\[{extra}\]'"):
+        import_extra(module, extra, name)
+
+
+# Splits.
+
+
+def test_hold_out_takes_the_same_share_of_every_class():
+    classes = torch.arange(10).repeat_interleave(50)[torch.randperm(500)]
+    kept, held = hold_out(classes, 0.1, 0, "test")
+    assert classes[held].bincount().tolist() == [5] * 10
+    assert sorted([*kept.tolist(), *held.tolist()]) == list(range(500))
+
+
+@pytest.mark.parametrize(("share", "count"), [(0, 0), (0.0, 0), (0.25, 5), (7, 7), (1, 1), (19, 19)])
+def test_hold_out_takes_fractions_and_numbers(share, count):
+    kept, held = hold_out(torch.zeros(20), share, 0, "test")
+    assert (len(kept), len(held)) == (20 - count, count)
+
+
+@pytest.mark.parametrize("share", [-1, 20, 21, 1.5, float("nan"), None, "x", True])
+def test_hold_out_refuses_other_shares(share):
+    with pytest.raises(TensorDropoutError, match="somewhere: a fraction in"):
+        hold_out(torch.zeros(20), share, 0, "somewhere")
+
+
+def test_hold_out_depends_on_the_seed_and_on_nothing_else():
+    classes = torch.arange(4).repeat(25)
+    first = hold_out(classes, 0.2, 1, "test")[1]
+    torch.manual_seed(99)
+    assert torch.equal(first, hold_out(classes, 0.2, 1, "test")[1])
+    assert not torch.equal(first, hold_out(classes, 0.2, 2, "test")[1])
+
+
+def test_folds_are_disjoint_of_equal_size_and_balanced_in_the_target():
+    ages = 20 + 60 * torch.rand(103)
+    fold = deal_folds(bin_targets(ages, 20), 5, seed=0)
+    assert sorted(fold.bincount().tolist()) == [20, 20, 21, 21, 21]
+    means = torch.stack([ages[fold == i].mean() for i in range(5)])
+    assert (means - ages.mean()).abs().max() < 2
+
+
+def test_bins_hold_equal_numbers_also_for_equal_targets():
+    assert bin_targets(torch.ones(30), 3).bincount().tolist() == [10, 10, 10]
+
+
+def test_a_stream_reads_by_index():
+    class Squares(StreamSplit):
+        def read(self, index):
+            return torch.full((1, 2), index**2)
+
+    stream = Squares(["a", "b", "c"], torch.tensor([5, 6, 7]))
+    images, targets = next(iter(torch.utils.data.DataLoader(stream, batch_size=3)))
+    assert (len(stream), images[:, 0, 0].tolist(), targets.tolist()) == (3, [0, 1, 4], [5, 6, 7])
+
+
+# Normalisation.
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [(8, 8), (6, 5, 4)])
+def test_standardized_images_have_mean_0_and_variance_1_each(dtype, size):
+    images = (255 * torch.rand(5, 3, *size)).to(dtype)
+    out = StandardizeImages()(images)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.flatten(1).mean(1), torch.zeros(5), atol=1e-5, rtol=0)
+    torch.testing.assert_close(out.flatten(1).var(1, correction=0), torch.ones(5), atol=1e-4, rtol=0)
+
+
+def test_standardized_images_do_not_depend_on_gain_offset_or_batch():
+    images = torch.rand(4, 1, 8, 8)
+    out = StandardizeImages()(images)
+    torch.testing.assert_close(StandardizeImages()(3 * images + 7), out, atol=1e-4, rtol=0)
+    torch.testing.assert_close(StandardizeImages()(images[2:3]), out[2:3])
+
+
+def test_preparation_is_differentiable_also_at_a_constant_image():
+    images = torch.zeros(1, 1, 4, 4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(StandardizeImages()(images).square().sum(), images)
+    assert gradient.isfinite().all()
+
+
+def test_standardized_channels_use_fixed_numbers_in_buffers():
+    prepare = StandardizeChannels([1.0, 2.0], [2.0, 4.0])
+    out = prepare(torch.tensor([3, 6], dtype=torch.uint8).view(1, 2, 1, 1).expand(3, 2, 5, 4))
+    torch.testing.assert_close(out, torch.ones(3, 2, 5, 4))
+    assert set(prepare.state_dict()) == {"mean", "scale"}
+
+
+# Augmentation.
+
+
+@pytest.mark.parametrize("fill", ["zero", "edge", "min"])
+@pytest.mark.parametrize("size", [(9, 7), (6, 5, 4)])
+def test_shifts_are_crops_of_the_padded_image(fill, size):
+    images = torch.randn(6, 2, *size)
+    offsets = torch.randint(-3, 4, (6, len(size)))
+    shifted = shift_images(images, offsets, fill)
+    for image, offset, result in zip(images, offsets.tolist(), shifted, strict=True):
+        pads = [3, 3] * len(size)
+        if fill == "edge":
+            padded = torch.nn.functional.pad(image[None], pads, mode="replicate")[0]
+        else:
+            padded = torch.nn.functional.pad(image, pads, value=0.0 if fill == "zero" else float(image.min()))
+        window = tuple(slice(3 + o, 3 + o + cells) for o, cells in zip(offset, size, strict=True))
+        assert torch.equal(result, padded[(slice(None), *window)])
+
+
+def test_every_shift_occurs_equally_often_and_images_move_independently():
+    images = torch.zeros(9000, 1, 5, 5)
+    images[:, :, 2, 2] = 1
+    places = RandomShift(1)(images).flatten(1).argmax(1).bincount(minlength=25).view(5, 5)
+    assert places.sum() == places[1:4, 1:4].sum() == 9000
+    assert (places[1:4, 1:4] - 1000).abs().max() < 150
+
+
+def test_flips_mirror_half_of_the_images():
+    images = torch.randn(2000, 2, 3, 4)
+    flipped = RandomFlip(-1)(images)
+    same = (flipped == images).flatten(1).all(1)
+    mirrored = (flipped == images.flip(-1)).flatten(1).all(1)
+    assert (same ^ mirrored).all()
+    assert 900 < int(same.sum()) < 1100
+
+
+@pytest.mark.parametrize(
+    "module", [RandomShift(2), RandomShift(2, fill="edge"), RandomShift(2, fill="min"), RandomFlip(2)]
+)
+def test_augmentation_repeats_under_a_seed_and_rests_in_eval(module):
+    images = torch.randn(16, 1, 6, 6, 6)
+    torch.manual_seed(3)
+    first = module(images)
+    second = module(images)
+    torch.manual_seed(3)
+    assert torch.equal(module(images), first)
+    assert not torch.equal(second, first)
+    assert first.shape == images.shape
+    module.eval()
+    assert module(images) is images
+    module.train()
+
+
+def test_preparation_and_augmentation_trace_without_breaks_or_python_numbers():
+    chain = torch.nn.Sequential(StandardizeImages(), RandomShift(2, fill="min"), RandomFlip(-1))
+    compiled = torch.compile(chain, backend="eager", fullgraph=True)
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    torch.manual_seed(0)
+    expected = chain(images)
+    torch.manual_seed(0)
+    assert torch.equal(compiled(images), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_augmentation_draws_anew_in_every_replay_of_a_cuda_graph():
+    chain = torch.nn.Sequential(StandardizeImages(), RandomShift(2), RandomFlip(-1))
+    images = torch.randint(0, 256, (64, 3, 8, 8), dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        chain(images)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain(images)
+    graph.replay()
+    first = out.clone()
+    graph.replay()
+    assert not torch.equal(first, out)
+
+
+@pytest.mark.parametrize(("pixels", "fill"), [(0, "zero"), (-1, "zero"), (1.5, "zero"), (1, "mirror")])
+def test_bad_shifts_are_refused(pixels, fill):
+    with pytest.raises(TensorDropoutError, match="RandomShift"):
+        RandomShift(pixels, fill=fill)
+
+
+# Digits.
+
+
+def check_parts(data: Data) -> None:
+    """What holds for every data set in memory: fitting lengths, disjoint parts, and inputs as announced."""
+    parts = [part for part in (data.train, data.validation, data.test) if part is not None]
+    names = [name for part in parts for name in part.names]
+    assert len(set(names)) == len(names)
+    for part in parts:
+        assert isinstance(part, TensorSplit)
+        assert len(part) == len(part.inputs) == len(part.targets) == len(part.names)
+    prepared = data.prepare(data.train.inputs[:4])
+    assert prepared.dtype == torch.float32
+    assert prepared.shape[1:] == data.input_shape
+    if data.augment is not None:
+        assert data.augment(prepared).shape == prepared.shape
+    assert len(data.provenance) > 20
+    assert data.simulated == ("SIMULATED" in data.provenance)
+
+
+def test_digits_are_those_of_the_experiment():
+    pytest.importorskip("sklearn")
+    from tensor_dropout.experiments.digits import load_parts
+
+    data = load_data("digits")
+    check_parts(data)
+    for name, part in load_parts().items():
+        own = getattr(data, name)
+        torch.testing.assert_close(data.prepare(own.inputs), part.images, atol=1e-5, rtol=0)
+        assert torch.equal(own.targets, part.labels)
+    assert (data.task, data.outputs, len(data.classes), data.target) == ("classification", 10, 10, None)
+    assert load_data("digits", augment=False).augment is None
+
+
+# Synthetic.
+
+
+@pytest.mark.parametrize("format", ["cp", "tucker"])
+def test_synthetic_targets_are_a_low_rank_regression_of_variance_1(format):
+    data = load_data("synthetic", shape=(6, 5, 4), rank=2, n=4000, format=format, test=400, validation=400)
+    check_parts(data)
+    assert [len(part) for part in (data.train, data.validation, data.test)] == [3200, 400, 400]
+    inputs, targets = data.train.inputs.flatten(1).double(), data.train.targets.double()
+    weight = torch.linalg.lstsq(inputs, targets[:, None]).solution
+    torch.testing.assert_close(inputs @ weight, targets[:, None], atol=1e-4, rtol=0)
+    for mode in range(3):
+        unfolded = weight.view(6, 5, 4).movedim(mode, 0).flatten(1)
+        assert torch.linalg.matrix_rank(unfolded, rtol=1e-4) == 2
+    assert abs(float(targets.var()) - 1) < 0.1
+
+
+def test_synthetic_noise_has_the_given_deviation():
+    clean = load_data("synthetic", shape=(4, 4), rank=1, n=5000)
+    noisy = load_data("synthetic", shape=(4, 4), rank=1, n=5000, noise=0.5)
+    assert torch.equal(clean.train.inputs, noisy.train.inputs)
+    assert abs(float((noisy.train.targets - clean.train.targets).std()) - 0.5) < 0.02
+
+
+def test_synthetic_data_depend_on_the_seed_only():
+    first = load_data("synthetic", shape=(3, 3), rank=1, n=30, seed=4)
+    torch.manual_seed(123)
+    again = load_data("synthetic", shape=(3, 3), rank=1, n=30, seed=4)
+    other = load_data("synthetic", shape=(3, 3), rank=1, n=30, seed=5)
+    assert torch.equal(first.test.inputs, again.test.inputs)
+    assert first.test.names == again.test.names
+    assert not torch.equal(first.test.inputs, other.test.inputs)
+
+
+def test_weights_of_a_size_below_the_rank_are_full():
+    weight = draw_weight((2, 5), 3, "tucker", torch.Generator())
+    assert torch.linalg.matrix_rank(weight) == 2
+    torch.testing.assert_close(weight.norm(), torch.tensor(1.0))

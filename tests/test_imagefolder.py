@@ -1,0 +1,184 @@
+"""Pictures in folders: layout, decoding in worker processes, and pictures that cannot be read."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tensor_dropout.data import load_data
+from tensor_dropout.data.imagefolder import draw_box
+from tensor_dropout.errors import TensorDropoutError
+
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+
+CLASSES = {"n01": (200, 30, 30), "n02": (30, 200, 30), "n03": (30, 30, 200)}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three classes, each of its own colour: 6 pictures to train on and 2 to test on, of various sizes."""
+    for part, n in (("train", 6), ("val", 2)):
+        for label, colour in CLASSES.items():
+            (tmp_path / part / label).mkdir(parents=True)
+            for i in range(n):
+                picture = Image.new("RGB", (40 + 7 * i, 60 - 5 * i), colour)
+                picture.save(tmp_path / part / label / f"{label}_{i}.JPEG", quality=95)
+    return tmp_path
+
+
+def load(root, **options):
+    return load_data("imagefolder", root=root, **{"size": 16, "resize": 20, "validation": 0, **options})
+
+
+def test_pictures_are_found_by_class_and_decoded(folder):
+    data = load(folder)
+    assert (len(data.train), data.validation, len(data.test)) == (18, None, 6)
+    assert (data.classes, data.outputs, data.input_shape) == (list(CLASSES), 3, (3, 16, 16))
+    assert data.train.names[0] == "train/n01/n01_0.JPEG"
+    for split in (data.train, data.test):
+        for i in range(len(split)):
+            image, target = split[i]
+            assert (image.shape, image.dtype) == ((3, 16, 16), torch.uint8)
+            colour = torch.tensor(list(CLASSES.values())[int(target)]).view(3, 1, 1)
+            assert (image.int() - colour).abs().max() < 12
+    assert data.prepare(image[None]).dtype == torch.float32
+    assert load(folder, normalize="image").prepare(image[None]).shape == (1, 3, 16, 16)
+
+
+def test_evaluation_takes_the_centre_of_the_resized_picture(folder):
+    gradient = np.broadcast_to(np.arange(80, dtype=np.uint8)[None, :, None] * 3, (40, 80, 3))
+    Image.fromarray(np.ascontiguousarray(gradient)).save(folder / "val" / "n01" / "n01_0.png")
+    data = load(folder)
+    image, _ = data.test[data.test.names.index("val/n01/n01_0.png")]
+    columns = image[0].float().mean(0)
+    expected = (24 + (torch.arange(16) + 0.5) * 2 - 0.5) * 3  # 32 of 80 columns around the middle, two to one
+    assert (columns - expected).abs().max() < 3
+
+
+def test_training_crops_and_flips_at_random_and_repeats_under_a_seed(folder):
+    gradient = np.broadcast_to(np.arange(80, dtype=np.uint8)[None, :, None] * 3, (40, 80, 3))
+    Image.fromarray(np.ascontiguousarray(gradient)).save(folder / "train" / "n01" / "n01_0.png")
+    train = load(folder).train
+    row = train.names.index("train/n01/n01_0.png")
+    torch.manual_seed(1)
+    draws = [train[row][0] for _ in range(20)]
+    rising = [bool(draw[0, 0, -1] > draw[0, 0, 0]) for draw in draws]
+    assert 2 < sum(rising) < 18
+    assert len({draw.numpy().tobytes() for draw in draws}) > 15
+    torch.manual_seed(1)
+    assert torch.equal(train[row][0], draws[0])
+    plain = load(folder, augment=False).train
+    assert torch.equal(plain[row][0], plain[row][0])
+
+
+def test_random_boxes_lie_inside_and_cover_8_to_100_percent():
+    shares = []
+    for _ in range(500):
+        left, top, right, bottom = draw_box(300, 200)
+        assert 0 <= left < right <= 300
+        assert 0 <= top < bottom <= 200
+        shares.append((right - left) * (bottom - top) / 60_000)
+    assert min(shares) < 0.12
+    assert 0.9 < max(shares) <= 1
+
+
+def test_validation_is_held_out_of_train_by_seed(folder):
+    data = load(folder, validation=1 / 3)
+    assert data.validation.targets.bincount().tolist() == [2, 2, 2]
+    assert not set(data.train.names) & set(data.validation.names)
+    assert load(folder, validation=6, seed=3).validation.names != data.validation.names
+    image, again = data.validation[0][0], data.validation[0][0]
+    assert torch.equal(image, again)
+
+
+def test_worker_processes_decode(folder):
+    data = load(folder)
+    batches = list(DataLoader(data.test, batch_size=4, num_workers=2))
+    assert [len(images) for images, _ in batches] == [4, 2]
+    copy = pickle.loads(pickle.dumps(data.train))
+    assert copy.names == data.train.names
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize("missing", ["", "train", "val"])
+def test_a_missing_folder_gives_the_expected_layout(folder, missing):
+    root = folder / "nowhere" if not missing else folder
+    if missing:
+        (folder / missing).rename(folder / "elsewhere")
+    with pytest.raises(TensorDropoutError, match=r"no folder .*Expected: ROOT/train/CLASS/\*\.JPEG and ROOT/val/"):
+        load(root)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"root": None}, "set root"),
+        ({"size": 0}, "size must be"),
+        ({"resize": 8}, r"resize \(8\) must not be below size \(16\)"),
+        ({"normalize": "x"}, "normalize must be one of channel, image"),
+        ({"validation": 18}, "imagefolder: validation"),
+    ],
+)
+def test_bad_options_are_refused(folder, options, message):
+    root = options.pop("root", folder)
+    with pytest.raises(TensorDropoutError, match=message):
+        load(root, **options)
+
+
+def test_an_empty_class_and_an_unknown_one_are_named(folder):
+    (folder / "val" / "n99").mkdir()
+    with pytest.raises(TensorDropoutError, match="folders that train has not: n99"):
+        load(folder)
+    (folder / "train" / "n99").mkdir()
+    with pytest.raises(TensorDropoutError, match=r"n99 has no picture"):
+        load(folder)
+    (folder / "val" / "n99").rmdir()
+    Image.new("RGB", (9, 9)).save(folder / "train" / "n99" / "a.png")
+    with pytest.raises(TensorDropoutError, match="val lacks: n99"):
+        load(folder)
+
+
+def test_a_train_folder_without_classes_is_refused(folder):
+    for label in list(CLASSES)[1:]:
+        (folder / "train" / label).rename(folder / label)
+    with pytest.raises(TensorDropoutError, match="1 class folders, at least 2"):
+        load(folder)
+
+
+@pytest.mark.parametrize(("damage", "workers"), [("truncated", 0), ("text", 0), ("empty", 0), ("truncated", 1)])
+def test_an_unreadable_picture_in_the_middle_of_an_epoch_is_named(folder, damage, workers):
+    path = folder / "train" / "n02" / "n02_3.JPEG"
+    whole = path.read_bytes()
+    path.write_bytes({"truncated": whole[: len(whole) // 2], "text": b"no picture", "empty": b""}[damage])
+    batches = iter(DataLoader(load(folder).train, batch_size=3, num_workers=workers))
+    assert len([next(batches) for _ in range(3)]) == 3
+    with pytest.raises(TensorDropoutError, match=r"n02_3\.JPEG cannot be read .*skip_unreadable=true"):
+        list(batches)
+
+
+def test_an_unreadable_picture_is_skipped_on_request_with_one_warning(folder):
+    (folder / "train" / "n02" / "n02_3.JPEG").write_bytes(b"no picture")
+    train = load(folder, skip_unreadable=True, augment=False).train
+    row = train.names.index("train/n02/n02_3.JPEG")
+    with pytest.warns(UserWarning, match=r"n02_3\.JPEG cannot be read .*skipped"):
+        image, target = train[row]
+    assert torch.equal(image, train[row + 1][0])
+    assert target == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train[row]
+
+
+def test_a_folder_of_nothing_readable_is_refused(folder):
+    for path in folder.glob("train/*/*"):
+        path.write_bytes(b"no picture")
+    train = load(folder, skip_unreadable=True).train
+    with pytest.warns(UserWarning, match="skipped"), pytest.raises(TensorDropoutError, match="not one of the 18"):
+        train[4]
