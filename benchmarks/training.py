@@ -70,7 +70,6 @@ def make_step(case, data, head, speed, device):
             "data.name": case["data"],
             "net.name": "resnet18",
             "net.head": head,
-            "run.speed": speed,
             "run.batch": case["batch"],
             **ranks[head],
         }
@@ -78,7 +77,7 @@ def make_step(case, data, head, speed, device):
     network = lay_out_(build_network(config, data).to(device), choose_memory_format(config, data, device)).train()
     feed = Feed(data.train, Sampler(len(data.train), case["batch"], 0), device, 0)
     optimizer = make_optimizer(network, config, device)
-    return Step(network, optimizer, feed.fetch, data, make_targets(data, config), config, device), feed
+    return Step(network, optimizer, feed.fetch, data, make_targets(data, config), config, device, speed), feed
 
 
 def starts(feed):

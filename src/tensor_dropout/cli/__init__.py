@@ -10,6 +10,7 @@ import typer
 
 from tensor_dropout.cli.convert import convert
 from tensor_dropout.cli.export import export
+from tensor_dropout.cli.predict import predict
 from tensor_dropout.cli.reproduce import reproduce
 from tensor_dropout.cli.train import ls, train
 from tensor_dropout.version import __version__
@@ -23,6 +24,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command()(train)
+app.command()(predict)
 app.command()(ls)
 app.command()(convert)
 app.command()(export)

@@ -236,6 +236,28 @@ class PictureStream(StreamSplit):
         return {**self.__dict__, "_warned": set()}
 
 
+def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    """One picture as a network that was trained on such a folder takes it: (3, size, size), normalised.
+
+    Args:
+        path: the picture.
+        input_shape: (3, size, size) of the network.
+        options: those that the network's data was loaded with.
+
+    Raises:
+        TensorDropoutError: if it cannot be read.
+    """
+    import_extra("PIL.Image", "images", "imagefolder")
+    stream = PictureStream(
+        [path.name],
+        torch.zeros(1, dtype=torch.int64),
+        root=path.parent,
+        size=input_shape[1],
+        resize=options.get("resize", 256),
+    )
+    return _build_prepare(options.get("normalize", "channel"))(stream.read(0)[None])[0]
+
+
 def draw_box(width: int, height: int) -> Box:
     """A random part: 8 to 100 % of the area, sides in a ratio of 3:4 to 4:3; (left, top, right, bottom).
 

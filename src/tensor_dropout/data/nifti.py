@@ -487,6 +487,36 @@ def fit_size(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return np.pad(values, margins, constant_values=background)
 
 
+def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    """One scan as a network that was trained on such a folder takes it.
+
+    Args:
+        path: a NIfTI file.
+        input_shape: (1, *size) of the network.
+        options: those that the network's data was loaded with.
+
+    Returns:
+        (1, *size), of mean 0 and variance 1.
+
+    Raises:
+        TensorDropoutError: if it cannot be read, or its shape does not fit and nothing says how to make it fit.
+    """
+    import_extra("nibabel", "nifti", "nifti")
+    crop = options.get("crop")
+    if crop == "common":
+        raise TensorDropoutError(
+            'nifti: the network was trained with crop="common", a box of its whole folder that one scan does not know; '
+            'train with crop="brain" or size to predict from files'
+        )
+    values = _cut(read_volume(path, options.get("resample")), crop, None)
+    if crop is None and options.get("size") is None and values.shape != input_shape[1:]:
+        raise TensorDropoutError(
+            f"nifti: {path} has {values.shape} voxels, the network takes {input_shape[1:]}; resample it"
+        )
+    volume = torch.from_numpy(np.ascontiguousarray(fit_size(values, input_shape[1:])))
+    return StandardizeImages()(volume[None, None].float())[0]
+
+
 # The cache of prepared volumes.
 
 

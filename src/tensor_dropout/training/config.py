@@ -108,6 +108,8 @@ class Config(Section):
     def _check(self) -> Config:
         if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
+        if self.run.sharding == "fsdp" and self.run.ema is not None:
+            raise ValueError('run.ema needs run.sharding="ddp": a sharded network has no average here')
         return self
 
 
@@ -117,7 +119,7 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "synthetic": {"run": {"epochs": 20}, "net": {}},
     "phantom": {"run": {"epochs": 20, "batch": 16}, "optimizer": {"name": "adam", "lr": 3e-3, "weight_decay": 0.0}},
     "nifti": {
-        "net": {"name": "resnet18", "stem": "large"},
+        "net": {"name": "resnet18"},
         "run": {"epochs": 60, "batch": 8},
         "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 5e-4},
     },
@@ -245,8 +247,9 @@ def _guess(text: str) -> Any:
     lowered = text.strip().lower()
     if lowered in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[lowered]
-    if "," in text:
-        return [_guess(part) for part in text.split(",") if part.strip()]
+    parts = [_guess(part) for part in text.split(",") if part.strip()] if "," in text else []
+    if parts and all(isinstance(part, int | float) for part in parts):  # a sentence may have commas, too
+        return parts
     for kind in (int, float):
         try:
             return kind(text)

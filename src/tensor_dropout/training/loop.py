@@ -29,8 +29,8 @@ from tensor_dropout.training.processes import Process, joined
 from tensor_dropout.training.runs import RunFolder, splits
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.training.schedule import rate_at
-from tensor_dropout.training.show import Reporter
-from tensor_dropout.training.step import Step, choose_dtype, choose_memory_format, lay_out_, make_targets
+from tensor_dropout.training.show import Board, Reporter
+from tensor_dropout.training.step import Step, choose_dtype, choose_memory_format, choose_speed, lay_out_, make_targets
 
 
 def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
@@ -51,6 +51,8 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
     run = RunFolder(folder)
     with joined(config.run.device) as process, threads(config.run.threads):
         data = load_data(config.data.name, root=config.data.root, seed=config.data.seed, **config.data.options)
+        network = build_network(config, data)  # an impossible head is said before a folder is made
+        Sampler(len(data.train), config.run.batch, 0, process.rank, process.world)
         if process.is_first:
             run.open(config, data)
             run.clean()
@@ -58,7 +60,6 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         done = run.result()
         if done is not None:
             return done
-        network = build_network(config, data)
         with explaining_memory(config):
             return Trainer(config, data, network, run, process, Reporter(config, data, show and process.is_first)).run()
 
@@ -98,8 +99,10 @@ class Trainer:
         feed = Feed(data.train, self.sampler, device, config.run.workers)
         self.feed = feed
         self.targets = make_targets(data, config).to(device)
-        self.step = Step(self.network, self.optimizer, feed.fetch, data, self.targets, config, device)
         self.steps = config.run.epochs * self.sampler.steps_per_epoch
+        self.speed = choose_speed(config, data, device, process.world, self.steps * config.run.batch)
+        self.step = Step(self.network, self.optimizer, feed.fetch, data, self.targets, config, device, self.speed)
+        self.board = Board(run.path / "tensorboard" if config.run.tensorboard and process.is_first else None)
         self.done = 0
         self.seconds = 0.0
         self.saved_at = time.monotonic()
@@ -182,6 +185,7 @@ class Trainer:
             line["validation"] = summarize(self.evaluate("validation"), self.data.task)
         if self.process.is_first:
             self.folder.note(line)
+            self.board.note(line)
         self.reporter.finish_epoch(line)
         self.save()
 
@@ -257,6 +261,7 @@ class Trainer:
         result: dict[str, Any] = {
             "task": self.data.task,
             "target": self.data.target,
+            "classes": self.data.classes,
             "epochs": self.config.run.epochs,
             "steps": self.steps,
             "parameters": sum(parameter.numel() for parameter in network.parameters()),
@@ -265,11 +270,13 @@ class Trainer:
             "processes": self.process.world,
             "device": describe_device(self.process.device),
             "precision": str(self.dtype).removeprefix("torch."),
+            "speed": self.speed,
         }
         for part in ("validation", "test"):
             if part in splits(self.data):
                 outcome = self.evaluate(part, uncertainty=part == "test", network=network)
                 result[part] = summarize(outcome, self.data.task)
+        self.board.close()
         if self.process.is_first:
             last = "test" if "test" in result else "validation"
             if last in result:

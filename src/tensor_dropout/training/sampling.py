@@ -6,6 +6,7 @@ The order is a function of (seed, epoch), so that a run can go on from any step,
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -98,5 +99,16 @@ class Feed:
             prefetch_factor=4 if self.workers else None,
             generator=torch.Generator().manual_seed(epoch),  # the default generator belongs to masks and augmentation
         )
-        for x, y in loader:
-            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        with naming_the_file():
+            for x, y in loader:
+                yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+
+@contextmanager
+def naming_the_file() -> Iterator[None]:
+    """Only the sentence of an error in a worker process, which comes with that process' traceback."""
+    try:
+        yield
+    except TensorDropoutError as error:
+        sentence = str(error).strip().splitlines()[-1]
+        raise TensorDropoutError(sentence.removeprefix("tensor_dropout.errors.TensorDropoutError: ")) from error

@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tensor_dropout.data.base import Data
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.training.config import Config
 from tensor_dropout.training.evaluation import MAIN_METRIC
 
@@ -93,3 +95,40 @@ class Reporter:
             self.bar.update(
                 self.task, description=f"epoch {line['epoch']}/{self.config.run.epochs}", completed=self.done
             )
+
+
+class Board:
+    """TensorBoard logging (extra ``tensorboard``) into the run's own folder; nothing is logged anywhere else.
+
+    Args:
+        folder: where to, or None for nothing.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.writer: Any = None
+        if folder is None:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ModuleNotFoundError as error:
+            raise TensorDropoutError(
+                "train: run.tensorboard needs tensorboard; install it with: pip install 'tensor-dropout[tensorboard]'"
+            ) from error
+        self.writer = SummaryWriter(str(folder))
+
+    def note(self, line: dict[str, Any]) -> None:
+        """The metrics of an epoch."""
+        if self.writer is None:
+            return
+        for name, value in line.items():
+            numbers = value if isinstance(value, dict) else {"train": value}
+            for part, number in numbers.items():
+                tag = f"{name}/{part}" if isinstance(value, dict) else name
+                if name != "epoch":
+                    self.writer.add_scalar(tag, number, line["epoch"])
+        self.writer.flush()
+
+    def close(self) -> None:
+        """At the end."""
+        if self.writer is not None:
+            self.writer.close()

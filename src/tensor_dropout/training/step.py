@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tensor_dropout.data.base import Data
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.training.config import Config
 
 Fetch = Callable[..., tuple[Tensor, Tensor]]
@@ -67,8 +68,9 @@ class Step:
         fetch: from what a step starts from to a stored batch.
         data: the way from a stored batch to network inputs.
         targets: the loss.
-        config: precision, speed, clipping, averaging.
+        config: precision, clipping, averaging.
         device: where everything is.
+        speed: "eager"; on a GPU also "graph" (the whole step as one CUDA graph) or "compile" (compiled, then captured).
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Step:
         targets: Targets,
         config: Config,
         device: torch.device,
+        speed: str = "eager",
     ) -> None:
         self.network, self.optimizer, self.fetch = network, optimizer, fetch
         self.prepare = data.prepare.to(device)
@@ -92,8 +95,8 @@ class Step:
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
         """Sums since they were last set to zero: of the mean losses, and of what is counted."""
         self._update: Callable[..., None] = self.update
-        self._eager_steps = _WARM_UP if self._uses_graph() else None
-        if config.run.speed == "compile":
+        self._eager_steps = _WARM_UP if speed in ("graph", "compile") and device.type == "cuda" else None
+        if speed == "compile":
             self.compute = torch.compile(self.compute)  # type: ignore[method-assign]
 
     def __call__(self, *start: Tensor) -> None:
@@ -140,10 +143,6 @@ class Step:
         with autocast(self.device, self.dtype):
             outputs = self.network(x)
         return self.targets(outputs if self.dtype == torch.float64 else outputs.float(), y)
-
-    def _uses_graph(self) -> bool:
-        alone = not torch.distributed.is_initialized()
-        return self.device.type == "cuda" and alone and self.config.run.speed in ("auto", "graph", "compile")
 
 
 _WARM_UP = 3  # eager steps before capture, on a side stream, as CUDA graphs ask for; they are steps of the run
@@ -220,6 +219,26 @@ def choose_dtype(config: Config, device: torch.device) -> torch.dtype:
         return named[config.run.precision]
     fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+_WORTH_COMPILING = 7_000_000  # images: compiling takes 30 s and then saves 4 µs an image (ResNet-18, CIFAR, H200)
+
+
+def choose_speed(config: Config, data: Data, device: torch.device, processes: int, examples: int) -> str:
+    """How steps are run, where the config leaves it open.
+
+    One process on a GPU: as one CUDA graph, compiled first if the run is long enough to repay it (volumes gained
+    nothing from it). Several processes, and CPUs: eagerly.
+    """
+    if config.run.speed != "auto":
+        if config.run.speed == "graph" and device.type != "cuda":
+            raise TensorDropoutError("train: run.speed=graph needs a GPU; use eager or auto")
+        if config.run.speed in ("graph", "compile") and processes > 1 and device.type == "cuda":
+            raise TensorDropoutError(f"train: run.speed={config.run.speed} is for one process; use eager or auto")
+        return config.run.speed
+    if device.type != "cuda" or processes > 1:
+        return "eager"
+    return "compile" if len(data.input_shape) == 3 and examples >= _WORTH_COMPILING else "graph"
 
 
 def lay_out_(network: nn.Module, memory_format: torch.memory_format) -> nn.Module:
