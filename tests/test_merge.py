@@ -148,9 +148,7 @@ def test_training_mode_is_kept():
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )
-@pytest.mark.parametrize(
-    "name", ["resnet-2d", "flatten", "convolution-then-pool", "pool-flatten-sequential", "own-mini-2d"]
-)
+@pytest.mark.parametrize("name", ["resnet-2d", "resnet-3d", "flatten", "mobilenet-v3", "own-mini-2d"])
 def test_copies_of_a_converted_network_merge_on_their_own(duplicate, name):
     case = BY_NAME[name]
     model, x = make(case), make_batch(case)
@@ -235,17 +233,15 @@ def test_means_add_nothing_to_the_network_that_is_contracted(format, shapes):
 @every_format
 @pytest.mark.parametrize("space", [(5,), (3, 4), (2, 3, 2)])
 def test_a_fresh_pooled_layer_merges_into_pooling_and_linear(format, space):
-    layer = make_layer(
-        format, input_shape=(4, *space), output_shape=4, rank=4, init="pool", dtype=torch.float64, theta=None
-    )
+    layer = make_layer(format, input_shape=(4, *space), output_shape=4, rank=4, init="pool", theta=None)
     model = nn.Sequential(layer).eval()
-    x = torch.randn(3, 4, *space, dtype=torch.float64)
+    x = torch.randn(3, 4, *space)
     before = model(x)
     report = td.merge_(model)
     assert report.replacements[0].kind == "pool"
     assert [type(step).__name__ for step in model[0]] == [f"AdaptiveAvgPool{len(space)}d", "Flatten", "Linear"]
     assert model[0][2].weight.shape == (4, 4)
-    assert relative_change(model(x), before) < 1e-12
+    assert relative_change(model(x), before) < 1e-5
 
 
 @every_format
@@ -461,6 +457,15 @@ def test_truncating_a_weight_dropout_layer():
     assert_close(model[0].dense_weight(), zero_later_ranks(layer, (2, 2, 1, 3)).dense_weight())
 
 
+def test_no_graph_is_built_and_nothing_is_warned_of():
+    for operation in (td.merge_, lambda model: td.truncate_(model, 2)):
+        model = nn.Sequential(make_smaller("tucker"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            operation(model)
+        assert all(p.is_leaf and p.requires_grad for p in model.parameters())
+
+
 def test_several_layers_take_one_int():
     model = nn.Sequential(make_layer("tucker"), make_layer("cp", input_shape=(10,), rank=7))
     report = td.truncate_(model, 3)
@@ -545,7 +550,7 @@ def test_hooks_are_never_dropped_silently(operation, hook, converted):
 @both_operations
 def test_tied_factors_are_refused(operation):
     model = nn.Sequential(
-        make_layer("tucker", input_shape=(8, 4, 4)), make_layer("tucker", input_shape=(10,), rank=(4, 4))
+        make_layer("tucker", input_shape=(8, 4, 4), rank=4), make_layer("tucker", input_shape=(10,), rank=(4, 4))
     )
     model[0].factors[1] = model[0].factors[2]  # inside one layer: allowed
     model.other = nn.Module()
@@ -558,6 +563,6 @@ def test_a_failure_in_the_second_layer_undoes_the_first():
     model = nn.Sequential(make_layer("tucker"), make_layer("tucker", input_shape=(10,), rank=(4, 4)))
     optimizer = torch.optim.Adam(model[0].parameters())
     before = Snapshot(model, optimizer)
-    with warnings.catch_warnings(), pytest.raises(td.TensorDropoutError, match="does not hold"):
+    with pytest.raises(td.TensorDropoutError, match="does not hold"):
         td.truncate_(model, 2, optimizer=optimizer)
     before.check()
