@@ -60,7 +60,7 @@ class Vgg(nn.Module):
         return self.classifier(torch.flatten(x, 1))
 
 
-class SqueezeByConvolution(nn.Module):
+class SqueezePointwise(nn.Module):
     """Squeeze and excitation with 1×1 convolutions (EfficientNet, MobileNetV3)."""
 
     def __init__(self, channels, pooling=None):
@@ -72,7 +72,7 @@ class SqueezeByConvolution(nn.Module):
         return x * torch.sigmoid(self.fc2(F.relu(self.fc1(self.avgpool(x)))))
 
 
-class SqueezeByLinear(nn.Module):
+class SqueezeDense(nn.Module):
     """Squeeze and excitation with linear layers (SENet)."""
 
     def __init__(self, channels):
@@ -87,7 +87,7 @@ class SqueezeByLinear(nn.Module):
 class Mobile(nn.Module):
     """Gates inside, pooling and a Sequential classifier: MobileNet and EfficientNet style."""
 
-    def __init__(self, gate=SqueezeByConvolution, classifier=None, pooling="module"):
+    def __init__(self, gate=SqueezePointwise, classifier=None, pooling="module"):
         super().__init__()
         self.features = nn.Sequential(
             nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.Hardswish(), gate(8), nn.Conv2d(8, 6, 1), gate(6)
@@ -264,7 +264,7 @@ CASES = [
     Case("flatten", flat, IMAGE, "3", "flatten", (4, 4, 4)),
     Case("flatten-no-bias", lambda: flat(bias=False), IMAGE, "3", "flatten", (4, 4, 4)),
     Case("efficientnet", Mobile, IMAGE, "classifier.1", "pool", (6, 4, 4)),
-    Case("senet", lambda: Mobile(SqueezeByLinear), IMAGE, "classifier.1", "pool", (6, 4, 4)),
+    Case("senet", lambda: Mobile(SqueezeDense), IMAGE, "classifier.1", "pool", (6, 4, 4)),
     Case("mobilenet-v2", lambda: Mobile(pooling="function"), IMAGE, "classifier.1", "features", (6,), FUNCTION),
     Case("mobilenet-v3", lambda: Mobile(classifier=small_v3_classifier()), IMAGE, "classifier.0", "pool", (6, 4, 4)),
     Case("densenet", DenseStyle, IMAGE, "classifier", "features", (6,), FUNCTION),
@@ -338,7 +338,7 @@ CASES = [
     ),
     _end(
         "pool-used-twice", lambda m, x: m.fc(m.pool(m.gate(x)).flatten(1)), "features", (6,), note="is used 2 times",
-        pool=lambda: nn.AdaptiveAvgPool2d(1), gate=lambda: SqueezeByConvolution(6), fc=_linear,
+        pool=lambda: nn.AdaptiveAvgPool2d(1), gate=lambda: SqueezePointwise(6), fc=_linear,
     ),
     _end(
         "layer-norm-between", lambda m, x: m.fc(m.norm(m.pool(x).flatten(1))), "features", (6,),

@@ -28,8 +28,8 @@ from surgery_models import (
     Mobile,
     Residual,
     Snapshot,
-    SqueezeByConvolution,
-    SqueezeByLinear,
+    SqueezeDense,
+    SqueezePointwise,
     as_numpy,
     count,
     dense,
@@ -1295,7 +1295,7 @@ def test_half_precision(dtype, factorization):
         assert model[at].regression.dropout.theta.dtype == torch.float32
 
 
-@pytest.mark.parametrize("gate", [SqueezeByConvolution, SqueezeByLinear])
+@pytest.mark.parametrize("gate", [SqueezePointwise, SqueezeDense])
 def test_a_frozen_backbone_with_gates(gate):
     model = Mobile(gate).eval()
     model.features.requires_grad_(False)

@@ -15,8 +15,8 @@ from surgery_models import (
     Mobile,
     Residual,
     Snapshot,
-    SqueezeByConvolution,
-    SqueezeByLinear,
+    SqueezeDense,
+    SqueezePointwise,
     Vgg,
     every_case,
     make,
@@ -56,7 +56,7 @@ def test_the_head_is_found_and_the_model_is_left_alone(case):
 
 
 def test_every_linear_layer_is_seen_with_what_feeds_it():
-    traced = trace(Mobile(SqueezeByLinear).eval(), image())
+    traced = trace(Mobile(SqueezeDense).eval(), image())
     seen = {each.name: (each.kind, each.features) for each in traced.seen}
     assert seen["features.3.fc.0"] == ("pool", (8, 4, 4))
     assert seen["features.3.fc.2"] == ("features", (4,))
@@ -70,7 +70,7 @@ def test_calls_are_counted():
     assert [each.calls for each in traced.seen] == [3]
 
 
-@pytest.mark.parametrize("gate", [SqueezeByConvolution, SqueezeByLinear])
+@pytest.mark.parametrize("gate", [SqueezePointwise, SqueezeDense])
 def test_gates_are_no_heads(gate):
     (found,) = choose_heads(trace(Mobile(gate).eval(), image()))
     assert found.name == "classifier.1"
@@ -79,11 +79,27 @@ def test_gates_are_no_heads(gate):
 def test_a_gate_right_before_the_pooling_is_no_head():
     model = Backbone(
         lambda m, x: m.fc(m.pool(m.gate(x)).flatten(1)),
-        gate=SqueezeByLinear(6),
+        gate=SqueezeDense(6),
         pool=nn.AdaptiveAvgPool2d(1),
         fc=nn.Linear(6, 5),
     )
     assert [each.name for each in choose_heads(trace(model, image()))] == ["fc"]
+
+
+def test_a_container_whose_name_ends_in_linear_is_no_layer():
+    class NormLinear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(6), nn.Linear(6, 5)
+
+        def forward(self, x):
+            return self.linear(self.norm(x))
+
+    model = Backbone(lambda m, x: m.fc(m.pool(x).flatten(1)), pool=nn.AdaptiveAvgPool2d(1), fc=NormLinear()).eval()
+    assert [each.name for each in choose_heads(trace(model, image()))] == ["fc.linear"]
+    before = model(image())
+    td.tensorize_(model, image())
+    assert relative_change(model(image()), before) < 1e-4
 
 
 def test_an_auxiliary_head_makes_it_ambiguous():
@@ -157,7 +173,7 @@ def test_a_second_name_of_the_head():
 
 
 def test_the_filter_gets_module_and_name_and_replaces_all_that_it_accepts():
-    model = Mobile(SqueezeByLinear).eval()
+    model = Mobile(SqueezeDense).eval()
     asked = []
 
     def accept(module, name):
@@ -229,11 +245,16 @@ def test_at_rest_puts_modes_statistics_and_random_state_back_also_after_a_failur
     model = Residual().train()
     model.block.eval()
     before = Snapshot(model)
-    with pytest.raises(KeyError), at_rest(model, []):
-        assert not any(module.training for module in model.modules())
-        model.stem[1].train()
-        model(torch.rand_like(image()))
-        raise KeyError
+
+    def fail():
+        with at_rest(model, []):
+            assert not any(module.training for module in model.modules())
+            model.stem[1].train()
+            model(torch.rand_like(image()))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
     before.check()
 
 
