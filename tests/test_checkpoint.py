@@ -143,7 +143,9 @@ def test_a_checkpoint_cannot_execute_code(tmp_path, how):
         pickle.dump(state, buffer)
     else:
         torch.save(state, buffer, _use_new_zipfile_serialization=how == "torch.save")
-    torch.load(io.BytesIO(buffer.getvalue()), weights_only=False) if how != "pickle" else pickle.loads(buffer.getvalue())
+    torch.load(io.BytesIO(buffer.getvalue()), weights_only=False) if how != "pickle" else pickle.loads(
+        buffer.getvalue()
+    )
     assert exploded.is_file()  # the bomb is a real one
     exploded.unlink()
     write_checkpoint(tmp_path, 1, state_of(1))
@@ -501,7 +503,12 @@ def test_a_finished_run_is_not_repeated(whole, tmp_path, monkeypatch):
 
 
 def test_other_settings_in_the_same_folder_are_refused(whole):
-    for change in ({"run__seed": 5}, {"net__theta": 0.5}, {"optimizer__lr": 1.0}, {"data__options": {"augment": False}}):
+    for change in (
+        {"run__seed": 5},
+        {"net__theta": 0.5},
+        {"optimizer__lr": 1.0},
+        {"data__options": {"augment": False}},
+    ):
         with pytest.raises(TensorDropoutError, match=r"holds a run with .*choose another folder with --out"):
             run(whole, **RUN | change)
     assert configure(**RUN) != configure(**RUN, run__seed=5)

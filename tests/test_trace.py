@@ -51,7 +51,7 @@ def test_the_head_is_found_and_the_model_is_left_alone(case):
     assert found.module is model.get_submodule(case.head)
     assert found.calls == 1
     assert torch.equal(traced.output[0], y)
-    if case.note != "does not run with its pooling widened":  # that is seen later, by trying
+    if case.note != "does not compute the same with its pooling widened":  # that is seen later, by trying
         assert (found.kind, found.features) == (case.kind, case.features)
 
 

@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.nets import ResNet, build_net
 from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
 from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
+from tensor_dropout.surgery.trace import CONVOLUTIONS, KINDS
 from tensor_dropout.version import __version__
 from tensor_dropout.writing import replacing
 
@@ -64,7 +66,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     model = unwrap(model)
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
-    net = getattr(model, "settings", None) if isinstance(model, ResNet) else None
+    net = _describe_net(model)
     if not layers and net is None:
         raise TensorDropoutError(
             f"save: {type(model).__name__} has no tensor regression layer; use safetensors itself for plain models"
@@ -112,6 +114,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
             for name, dropout in dropouts.items():
                 if dropout is not None:
                     dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
+            thetas = {name: check_theta(each["theta"]) for name, each in layers.items() if "theta" in each}
         before = {name: layer.dropout for name, layer in found.items()}
         try:
             _set_dropouts(found, dropouts)
@@ -120,9 +123,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
         except BaseException:
             _set_dropouts(found, before)
             raise
-    for name, layer in found.items():
-        if "theta" in layers[name]:  # plain dropout on the weight has no module that holds it
-            layer.theta = check_theta(layers[name]["theta"])  # type: ignore[assignment]
+    for name, theta in thetas.items():  # plain dropout on the weight has no module that holds it
+        found[name].theta = theta  # type: ignore[assignment]
     return model
 
 
@@ -179,8 +181,7 @@ def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Mod
     """A bare layer, or one of our own networks as it was before any surgery."""
     layers = config["layers"]
     if config["net"] is not None:
-        settings = {**config["net"], "input_shape": tuple(config["net"]["input_shape"])}
-        return build_net(**settings).to(_saved_dtype(path))
+        return _build_net(config["net"]).to(_saved_dtype(path))
     if set(layers) != {""}:
         raise TensorDropoutError(f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it")
     return _build(layers[""], path)
@@ -190,6 +191,31 @@ def _saved_dtype(path: str | os.PathLike[str]) -> torch.dtype:
     with safe_open(path, framework="pt") as file:
         weights = (file.get_tensor(key) for key in file.keys() if not key.endswith("theta"))  # noqa: SIM118 - no mapping
         return next(weight.dtype for weight in weights if weight.is_floating_point())
+
+
+def _describe_net(model: nn.Module) -> dict[str, Any] | None:
+    """The settings that build one of our networks anew; None if it was changed in a way that they do not say."""
+    if not isinstance(model, ResNet) or model.settings is None:
+        return None
+    changed = tuple(f"{name}." for name in tensor_heads(model))
+    candidates = [model.settings]
+    if isinstance(model.fc, TensorRegression):
+        rank = model.fc.rank if isinstance(model.fc, CPRegression) else list(model.fc.rank)
+        candidates.append({**model.settings, "rank": rank})  # after truncate_
+    for settings in candidates:
+        if _shapes(model, changed) == _shapes(_build_net(settings, "meta"), changed):
+            return dict(settings)
+    return None
+
+
+def _build_net(settings: dict[str, Any], device: str = "cpu") -> ResNet:
+    with torch.device(device):
+        return build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
+
+
+def _shapes(model: nn.Module, without: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    state = model.state_dict().items()
+    return {name: tuple(tensor.shape) for name, tensor in state if not (without and name.startswith(without))}
 
 
 def _describe_surgery(model: nn.Module) -> dict[str, Any]:
@@ -207,13 +233,10 @@ def _repeat_surgery(model: nn.Module, config: dict[str, Any], exchange: Exchange
         layer = _get_module(model, name, path)
         if isinstance(layer, TensorHead):
             continue
-        weight = getattr(layer, "weight", None)
-        if not isinstance(weight, nn.Parameter):
-            raise TensorDropoutError(
-                f"load: {path} has a converted head at {name!r}, where the model has a {type(layer).__name__}; pass "
-                "the network as it was before tensorize_"
-            )
-        regression = _build(config["layers"][f"{name}.regression"], path).to(weight.device, weight.dtype)
+        settings = config["layers"][f"{name}.regression"]
+        _check_place(layer, name, recorded, settings, path)
+        weight = layer.get_parameter("weight")
+        regression = _build(settings, path).to(weight.device, weight.dtype)
         pooled = None
         if recorded["pooling"] is not None:
             pooling = _get_module(model, recorded["pooling"], path)
@@ -221,6 +244,27 @@ def _repeat_surgery(model: nn.Module, config: dict[str, Any], exchange: Exchange
             exchange.put(pooling, pooled.now.train(pooling.training))
         head = TensorHead(regression, recorded["kind"], recorded["axes"], pooled)
         exchange.put(layer, head.train(layer.training))
+
+
+def _check_place(
+    layer: nn.Module, name: str, recorded: dict[str, Any], settings: dict[str, Any], path: str | os.PathLike[str]
+) -> None:
+    """Check that a head can stand where a plain layer is: the same kind of layer, with the same sizes."""
+    kind, axes, shape = recorded["kind"], recorded["axes"], tuple(settings["input_shape"])
+    if kind not in KINDS or type(axes) is not int or (kind == "conv-pool" and axes == 0):
+        raise ValueError(f"the surgery at {name!r} is of the kind {kind!r} with {axes!r} axes")
+    expected = CONVOLUTIONS[axes - 1] if 0 < axes <= 3 else nn.Linear if axes == 0 else None
+    if expected is None or (kind in ("pool", "conv-pool") and axes and len(shape) != axes + 1):
+        raise ValueError(f"the surgery at {name!r} has {axes!r} axes")
+    inputs = prod(shape) if kind in ("flatten", "features") else shape[0]
+    wanted = (prod(settings["output_shape"]), inputs, *(1 for _ in range(axes)))
+    fits = isinstance(layer, expected) and tuple(layer.weight.shape) == wanted
+    if not fits or (layer.bias is not None) != settings["bias"]:
+        bias = "with" if settings["bias"] else "without"
+        raise TensorDropoutError(
+            f"load: {path} has a converted head at {name!r}, in the place of a {expected.__name__} of weight {wanted} "
+            f"{bias} bias; the model has {layer} there; pass the network as it was before tensorize_"
+        )
 
 
 def _get_module(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn.Module:

@@ -60,10 +60,12 @@ def check_example(model: nn.Module, example: Any) -> None:
         raise TensorDropoutError(
             f"tensorize_: example_input is a tensor, a tuple or a dict of them, got {type(example).__name__}"
         )
-    if tensors[0].ndim == 0 or tensors[0].shape[0] == 0:
-        raise TensorDropoutError(f"tensorize_: example_input has no samples: {tuple(tensors[0].shape)}")
+    batches = [tensor for tensor in tensors if tensor.ndim > 0]
+    if not batches or any(tensor.shape[0] == 0 for tensor in batches):
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise TensorDropoutError(f"tensorize_: example_input has no samples: {shapes}")
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    if tensors[0].shape[0] == 1 and any(norm.training for norm in norms):
+    if batches[0].shape[0] == 1 and any(norm.training for norm in norms):
         raise TensorDropoutError(
             "tensorize_: the model is in training mode and has batch normalisation, which cannot be run on one sample; "
             "call model.eval() first, or pass an example_input of at least 2 samples"
@@ -76,13 +78,20 @@ def check_layer(model: nn.Module, seen: Seen) -> None:
     Raises:
         TensorDropoutError: naming the layer and the reason.
     """
-    for module in (seen.module, seen.pooling):
-        if module is not None:
-            _check_module(model, seen, module)
+    where = f"tensorize_: the layer {seen.name!r}"
+    if seen.module is model or seen.pooling is model:
+        raise TensorDropoutError(
+            "tensorize_: the model is the layer itself, which cannot replace itself in place; put it into nn.Sequential"
+        )
+    if seen.calls > 1:
+        raise _refusal(seen, f"is used {seen.calls} times in one forward pass", "convert a copy for each use")
     if parametrize.is_parametrized(seen.module):
         raise _refusal(
             seen, "has a parametrization", "remove it with torch.nn.utils.parametrize.remove_parametrizations"
         )
+    for module in (seen.module, seen.pooling):
+        if module is not None:
+            check_hooks(module, where)
     weight = getattr(seen.module, "weight", None)
     if not isinstance(weight, nn.Parameter) or not weight.is_floating_point() or type(weight.data) is not Tensor:
         raise _refusal(
@@ -97,34 +106,35 @@ def check_layer(model: nn.Module, seen: Seen) -> None:
         raise _refusal(seen, "is frozen (requires_grad=False)", "call requires_grad_(True) on it")
     if len(seen.input_shape) != 2 and seen.kind == "features" and not _on_one_position(seen):
         raise _refusal(seen, f"gets inputs of shape {seen.input_shape}: one output for each position", "name another")
-    _check_tied(model, seen)
+    check_tied(model, seen.module, where)
 
 
 def _on_one_position(seen: Seen) -> bool:
     return isinstance(seen.module, CONVOLUTIONS) and all(size == 1 for size in seen.input_shape[2:])
 
 
-def _check_module(model: nn.Module, seen: Seen, module: nn.Module) -> None:
-    if module is model:
-        raise TensorDropoutError(
-            "tensorize_: the model is the layer itself, which cannot replace itself in place; put it into nn.Sequential"
+def check_hooks(module: nn.Module, where: str) -> None:
+    """Refuse a module with hooks, on it, inside it or on its parameters: they would go with it, silently."""
+    for part in module.modules():
+        held = [hook for hook in _HOOKS if getattr(part, hook, None)]
+        on_parameters = any(
+            parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+            for parameter in part.parameters(recurse=False)
         )
-    if module is seen.module and seen.calls > 1:
-        raise _refusal(seen, f"is used {seen.calls} times in one forward pass", "convert a copy for each use")
-    held = [hook for hook in _HOOKS if getattr(module, hook, None)]
-    hooked = [name for name, parameter in module.named_parameters() if parameter._backward_hooks]
-    if held or hooked:
-        what = "hooks on its parameters" if hooked else f"hooks ({held[0].strip('_')})"
-        raise _refusal(seen, f"has {what} on {type(module).__name__}", "remove them, convert, and register them anew")
+        if held or on_parameters:
+            what = "hooks on its parameters" if on_parameters else f"hooks ({held[0].strip('_')})"
+            raise TensorDropoutError(
+                f"{where} has {what} on {type(part).__name__}; remove them, do this, and register them anew"
+            )
 
 
-def _check_tied(model: nn.Module, seen: Seen) -> None:
-    own = set(seen.module.parameters(recurse=False))
-    inside = {id(seen.module)}
-    for name, module in model.named_modules():
-        shared = own & set(module._parameters.values())
-        if shared and id(module) not in inside:
-            raise _refusal(seen, f"shares its parameters with {name!r}", "untie them (clone the parameter)")
+def check_tied(model: nn.Module, module: nn.Module, where: str) -> None:
+    """Refuse a module that shares parameters with others: the others would keep the old ones."""
+    own = set(module.parameters())
+    inside = set(module.modules())
+    for name, other in model.named_modules():
+        if other not in inside and own & set(other._parameters.values()):
+            raise TensorDropoutError(f"{where} shares its parameters with {name!r}; untie them (clone the parameter)")
 
 
 def _refusal(seen: Seen, reason: str, advice: str) -> TensorDropoutError:

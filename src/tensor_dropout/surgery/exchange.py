@@ -43,10 +43,13 @@ class Exchange:
 @contextmanager
 def undone_on_failure(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[Exchange]:
     """An exchange that is undone, in the optimizer as well, if the block fails or is interrupted."""
+    if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
+        raise TensorDropoutError(f"optimizer= is a torch optimizer, got {type(optimizer).__name__}")
     exchange = Exchange(model)
     before = None if optimizer is None else _remember(optimizer)
     try:
-        yield exchange
+        with torch.inference_mode(False):  # parameters made in inference mode could never be trained
+            yield exchange
     except BaseException:
         exchange.undo()
         if optimizer is not None and before is not None:
@@ -64,6 +67,7 @@ def exchange_parameters(
     old: Sequence[nn.Parameter],
     new: Sequence[tuple[str, nn.Parameter]],
     where: str,
+    renamed: Sequence[tuple[str, nn.Parameter]] = (),
 ) -> None:
     """Put new parameters into an optimizer where old ones were; the state of all others stays.
 
@@ -72,6 +76,7 @@ def exchange_parameters(
         old: the parameters to take out.
         new: names and parameters to put into the group of the first of them, at its place.
         where: the caller's name, for messages.
+        renamed: parameters that stay, and their names now; for optimizers that keep names.
 
     Raises:
         TensorDropoutError: if the optimizer does not hold all of ``old``, or keeps no state by parameter (L-BFGS).
@@ -99,6 +104,11 @@ def exchange_parameters(
         home["param_names"][place:place] = [name for name, _ in new]
     for parameter in old:
         optimizer.state.pop(parameter, None)
+    names = {id(parameter): name for name, parameter in renamed}
+    for group in optimizer.param_groups:
+        if "param_names" in group:
+            pairs = zip(group["params"], group["param_names"], strict=True)
+            group["param_names"] = [names.get(id(parameter), name) for parameter, name in pairs]
 
 
 def _remember(optimizer: torch.optim.Optimizer) -> tuple[list[dict[str, Any]], dict[Any, Any]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.surgery.checks import check_model
+from tensor_dropout.surgery.checks import check_hooks, check_model, check_tied
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, names_of, undone_on_failure
 from tensor_dropout.surgery.head import POOLINGS, TensorHead, pool_to
 from tensor_dropout.surgery.report import ConversionReport, Replacement
@@ -55,13 +55,14 @@ def merge_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) 
         done = []
         for name, regression in regressions.items():
             head = heads.get(id(regression))
+            _check_whole(model, head or regression, f"merge_: the layer {name!r}")
             plain, kind = _merge_bare(regression) if head is None else _merge_head(head, exchange)
             where = head or regression
             plain.train(where.training)
             done.append(_describe(names_of(model, where)[0], regression, plain, kind))
             exchange.put(where, plain)
             if optimizer is not None:
-                _patch(optimizer, name, regression, plain, "merge_")
+                _patch(optimizer, names_of(model, plain)[0], regression, plain, "merge_")
     return ConversionReport(tuple(done), counted, count_parameters(model), None, exchange.modules)
 
 
@@ -74,6 +75,13 @@ def _regressions(model: nn.Module, where: str) -> dict[str, TensorRegression]:
     if not found:
         raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
     return found
+
+
+def _check_whole(model: nn.Module, module: nn.Module, where: str) -> None:
+    check_hooks(module, where)
+    if isinstance(module, TensorHead) and module.pooled is not None:
+        check_hooks(module.pooled.now, where)
+    check_tied(model, module, where)
 
 
 def _merge_head(head: TensorHead, exchange: Exchange) -> tuple[nn.Module, str]:
@@ -113,12 +121,13 @@ def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]
     like = next(regression.parameters())
     outputs = prod(regression.output_shape)
     rows = weight.reshape(-1, outputs).T
-    options = {"bias": regression.bias is not None, "device": like.device, "dtype": like.dtype}
+    options = {"bias": regression.bias is not None, "device": "meta", "dtype": like.dtype}
     plain: nn.Module
     if kernel:
         plain = CONVOLUTIONS[len(kernel)](rows.shape[1] // prod(kernel), outputs, kernel, **options)  # type: ignore[arg-type]
     else:
         plain = nn.Linear(rows.shape[1], outputs, **options)  # type: ignore[arg-type]
+    plain = plain.to_empty(device=like.device)  # made without drawing: the generator stays where it is
     plain.get_parameter("weight").copy_(rows.reshape(plain.get_parameter("weight").shape))
     if regression.bias is not None:
         if regression.bias.ndim == 1:
@@ -152,7 +161,8 @@ def _patch(optimizer: torch.optim.Optimizer, name: str, old: nn.Module, new: nn.
     kept = set(old.parameters()) & set(new.parameters())
     gone = [parameter for parameter in old.parameters() if parameter not in kept]
     fresh = [(f"{name}.{inner}", parameter) for inner, parameter in new.named_parameters() if parameter not in kept]
-    exchange_parameters(optimizer, gone, fresh, where)
+    stayed = [(f"{name}.{inner}", parameter) for inner, parameter in new.named_parameters() if parameter in kept]
+    exchange_parameters(optimizer, gone, fresh, where, stayed)
 
 
 def truncate_(
@@ -184,6 +194,10 @@ def truncate_(
     """
     check_model(model, "truncate_")
     regressions = _regressions(model, "truncate_")
+    if type(rank) is not int and (not isinstance(rank, Sequence) or isinstance(rank, str)):
+        raise TensorDropoutError(
+            f"truncate_: rank is between 1 and the layer's own, an integer or one per axis, got {rank!r}"
+        )
     if len(regressions) > 1 and not isinstance(rank, int):
         raise TensorDropoutError(
             f"truncate_: the model has {len(regressions)} tensor regressions, so rank is one int, got {rank!r}"
@@ -192,6 +206,7 @@ def truncate_(
     with undone_on_failure(model, optimizer) as exchange:
         done = []
         for name, regression in regressions.items():
+            _check_whole(model, regression, f"truncate_: the layer {name!r}")
             short = _shorten(regression, rank)
             whole, left = as_network(regression), as_network(short)
             norm, rest = inner(whole, whole), inner(whole, whole) - 2 * inner(whole, left) + inner(left, left)
@@ -230,9 +245,9 @@ def _shorten(regression: TensorRegression, rank: int | Sequence[int]) -> TensorR
     for operand, index in zip(regression.operands(), indices, strict=True):
         values.append(operand[tuple(slice(kept.get(letter)) for letter in index)].clone())
     for axis, (before, after) in enumerate(zip(regression.mean_masks(), short.mean_masks(), strict=True)):
-        if before is not None and after is not None:  # the paper's scaling: E[c] may depend on the rank
+        if before is not None:  # the paper's scaling: E[c] may depend on the rank, and a rank of 1 is not dropped
             last = max(n for n, index in enumerate(indices) if letters[axis] in index)
-            ratio = (before[: ranks[axis]] / after).to(values[last])
+            ratio = before[: ranks[axis]].to(values[last]) / (1 if after is None else after.to(values[last]))
             values[last] = multiply_along(values[last], ratio, indices[last].index(letters[axis]))
     for operand, value in zip(short.operands(), values, strict=True):
         operand.copy_(value)

@@ -178,8 +178,12 @@ def measure_accuracy(model: nn.Module, loader: Iterable[Any]) -> float:
     for batch in loader:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TensorDropoutError(f"tensorize_: loader gives pairs (x, y), got {type(batch).__name__}")
-        x, y = (part.to(parameter.device) for part in batch)
-        right += int((model(x).argmax(1) == y).sum())
+        try:
+            x, y = (part.to(parameter.device) for part in batch)
+            right += int((model(x).argmax(1) == y).sum())
+        except (RuntimeError, AttributeError, IndexError) as error:
+            words = str(error).strip().splitlines()[0]
+            raise TensorDropoutError(f"tensorize_: the model does not run on the loader's batches: {words}") from error
         total += len(y)
     if total == 0:
         raise TensorDropoutError("tensorize_: the loader gave no samples (an iterator can be used up only once)")

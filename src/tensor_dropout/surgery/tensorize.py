@@ -21,7 +21,7 @@ from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.surgery.checks import check_example, check_layer, check_model
 from tensor_dropout.surgery.decompose import DECOMPOSITIONS, Decomposition, Ranks, pad
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, undone_on_failure
-from tensor_dropout.surgery.head import TensorHead, widen
+from tensor_dropout.surgery.head import Pooled, TensorHead, widen
 from tensor_dropout.surgery.report import ConversionReport, Replacement, Trial
 from tensor_dropout.surgery.search import Goal, choose_ranks
 from tensor_dropout.surgery.trace import (
@@ -74,9 +74,9 @@ def tensorize_(
         model: any network; it must not be wrapped (DDP, FSDP, ``torch.compile``) yet.
         example_input: an input as the model takes it: a tensor, a tuple of arguments or a dict of keyword arguments.
         factorization: "tucker", "cp" or "tt".
-        rank: "full" (default): the weight's own exact rank. One int: that rank in every mode, cut at the exact one. A
-            sequence: exact ranks; ranks above the weight's own are added with zeros, so that training can grow into
-            them. A float in (0, 1]: at most that fraction of the replaced layer's weights.
+        rank: "full" (default): the weight's own exact rank. One int: that rank in every mode, cut at the exact one (CP:
+            its one rank). A sequence: exact ranks; ranks above the weight's own are added with zeros, so that training
+            can grow into them. A float in (0, 1]: at most that fraction of the replaced layer's weights.
         max_parameters: instead of ``rank``: the largest rank with at most so many parameters, bias included.
         max_error: instead of ``rank``: the smallest rank whose weight is off by at most this, ``‖W - Ŵ‖/‖W‖``.
         max_accuracy_loss: instead of ``rank``: the smallest rank found by bisection whose accuracy on ``loader`` is at
@@ -139,7 +139,9 @@ def pick(
     if heads is not None and filter_fn is not None:
         raise TensorDropoutError("tensorize_: pass heads= or filter_fn=, not both")
     if heads is not None:
-        names = [heads] if isinstance(heads, str) else list(heads)
+        names = [heads] if isinstance(heads, str) else list(heads) if isinstance(heads, Sequence) else [heads]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise TensorDropoutError(f"tensorize_: heads is a name or several, got {heads!r}")
         if unknown := [name for name in names if name not in known]:
             raise TensorDropoutError(
                 f"tensorize_: heads names {unknown}, but the model's linear layers are {list(known)}"
@@ -191,7 +193,7 @@ def convert(
 ) -> Replacement:
     """Replace one layer."""
     weight, bias = read_weight(seen)
-    if seen.kind == "pool":
+    if seen.is_averaged:
         settle(model, seen, request, exchange)
     decomposition = decompose(weight, seen, request.factorization)
     regression, trials = fit(model, seen, decomposition, bias, request, exchange)
@@ -199,8 +201,10 @@ def convert(
     if failure := probe(model, regression, request):
         raise TensorDropoutError(f"tensorize_: {seen.name!r} cannot be replaced: {failure}; name another with heads=")
     if optimizer is not None:
-        new = [(f"{seen.name}.regression.{name}", p) for name, p in regression.named_parameters() if name != "bias"]
-        exchange_parameters(optimizer, [seen.module.get_parameter("weight")], new, "tensorize_")
+        named = [(f"{seen.name}.regression.{name}", p) for name, p in regression.named_parameters()]
+        new = [(name, parameter) for name, parameter in named if parameter is not bias]
+        kept = [(name, parameter) for name, parameter in named if parameter is bias]
+        exchange_parameters(optimizer, [seen.module.get_parameter("weight")], new, "tensorize_", kept)
     return Replacement(
         name=seen.name,
         kind=seen.kind,
@@ -218,21 +222,49 @@ def convert(
 
 
 def settle(model: nn.Module, seen: Seen, request: Request, exchange: Exchange) -> None:
-    """See whether the network runs with its pooling widened; if not, the pooling stays."""
-    weight = seen.module.get_parameter("weight")
-    trial = CPRegression(seen.features, weight.shape[0], 1, device=weight.device, dtype=weight.dtype)
+    """See whether the network computes the same with its pooling widened; if not, the pooling stays.
+
+    Tried with a head that averages and then calls the old layer: any change is due to something else that uses the
+    averaged features, or to what stands between.
+    """
     mark = len(exchange)
-    swap(seen, trial, exchange)
-    failure = probe(model, trial, request)
+    trial = Averaging(seen.module, seen.features)
+    widen_pooling(seen, exchange)
+    exchange.put(seen.module, trial)
+    failure = probe(model, trial, request, equal=True)
     exchange.undo(mark)
+    if failure and seen.kind == "conv-pool":
+        raise TensorDropoutError(f"tensorize_: {seen.name!r} cannot be replaced: {failure}; name another with heads=")
     if failure:
-        average_first(seen, f"the network does not run with its pooling widened ({failure})")
+        average_first(seen, f"the network does not compute the same with its pooling widened ({failure})")
 
 
-def probe(model: nn.Module, regression: TensorRegression, request: Request) -> str:
-    """Run the changed model: the regression must be reached, and the outputs keep their shapes; else why not."""
+class Averaging(nn.Module):
+    """The old layer behind an average of the map that a tensor head would get."""
+
+    def __init__(self, layer: nn.Module, features: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layer, self.features = layer, features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C·H·W) or (B, C, H, W), as the layer's input comes."""
+        space = tuple(range(2, 1 + len(self.features)))
+        if x.ndim == 2:
+            return self.layer(x.unflatten(1, self.features).mean(space))
+        return self.layer(x.mean(space, keepdim=True))
+
+
+def probe(model: nn.Module, head: nn.Module, request: Request, *, equal: bool = False) -> str:
+    """Run the changed model: the head must be reached, and the outputs keep their shapes; else why not.
+
+    Args:
+        model: with the head in its place.
+        head: what must be reached.
+        request: the example, and the outputs before.
+        equal: whether the outputs must also keep their values, up to rounding.
+    """
     reached: list[bool] = []
-    hook = regression.register_forward_hook(lambda *_: reached.append(True))
+    hook = head.register_forward_hook(lambda *_: reached.append(True))
     try:
         with torch.no_grad():
             after = run(model, request.example)
@@ -244,6 +276,10 @@ def probe(model: nn.Module, regression: TensorRegression, request: Request) -> s
         return "the model calls it by a reference that is not registered as a submodule"
     if [tensor.shape for tensor in after] != [tensor.shape for tensor in request.before]:
         return f"the output changes its shape to {[tuple(tensor.shape) for tensor in after]}"
+    for found, before in zip(after, request.before, strict=True) if equal else ():
+        rough = {torch.float64: 1e-8, torch.float32: 1e-3}.get(before.dtype, 5e-2)
+        if before.numel() and float((found - before).abs().max()) > rough * float(before.abs().max()):
+            return "something else uses the averaged features"
     return ""
 
 
@@ -279,8 +315,11 @@ def fit(
     shell = kind(seen.features, weight.shape[0], 1, device="meta")
 
     def build(rank: Rank, dropout: TensorDropout | None = None) -> TensorRegression:
-        # CP takes its one rank as a number.
-        number = rank[0] if kind is CPRegression and isinstance(rank, tuple) else rank
+        number = rank
+        if kind is CPRegression and isinstance(rank, tuple):  # CP takes its one rank as a number
+            if len(rank) != 1:
+                raise TensorDropoutError(f"tensorize_: CP has one rank for all modes, got {rank}; pass one number")
+            number = rank[0]
         regression = kind(
             seen.features,
             weight.shape[0],
@@ -338,11 +377,17 @@ def fill(regression: TensorRegression, decomposition: Decomposition) -> None:
 
 def swap(seen: Seen, regression: TensorRegression, exchange: Exchange) -> None:
     """Put the regression where the layer was, and widen its pooling."""
-    pooled = None
-    if seen.pooling is not None:
-        pooled = widen(seen.pooling, seen.kind, seen.features[1:], flattens=not seen.pooled_axes)
-        exchange.put(seen.pooling, pooled.now)
+    pooled = widen_pooling(seen, exchange)
     exchange.put(seen.module, TensorHead(regression, seen.kind, len(seen.input_shape) - 2, pooled))
+
+
+def widen_pooling(seen: Seen, exchange: Exchange) -> Pooled | None:
+    """Exchange the pooling in front of a layer, if a module averages there."""
+    if seen.pooling is None:
+        return None
+    pooled = widen(seen.pooling, seen.kind, seen.features[1:], flattens=not seen.pooled_axes)
+    exchange.put(seen.pooling, pooled.now)
+    return pooled
 
 
 def _notes(seen: Seen, regression: TensorRegression) -> tuple[str, ...]:
@@ -356,8 +401,11 @@ def _notes(seen: Seen, regression: TensorRegression) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def measure(model: nn.Module, example: Any, before: list[Tensor]) -> float:
-    """``max |after - before| / max |before|`` over everything that the model returns, at the mean of the masks."""
+def measure(model: nn.Module, example: Any, before: list[Tensor]) -> float | None:
+    """``max |after - before| / max |before|`` over all tensors that the model returns, at the mean of the masks.
+
+    None if it returns none that could be compared.
+    """
     layers = [module for module in model.modules() if isinstance(module, TensorRegression)]
     kept = [layer._fixed_masks for layer in layers]
     for layer in layers:
@@ -368,6 +416,8 @@ def measure(model: nn.Module, example: Any, before: list[Tensor]) -> float:
         for layer, masks in zip(layers, kept, strict=True):
             layer._fixed_masks = masks
     pairs = [(a.double(), b.double()) for a, b in zip(after, before, strict=True) if b.is_floating_point()]
+    if not pairs:
+        return None
     scale = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
     change = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
     return change / scale if scale > 0 else change

@@ -1,9 +1,9 @@
 """Finding the head of a network by running it once.
 
 Hooks on the linear layers, 1×1 convolutions and parameter-free modules, and a ``TorchFunctionMode`` for what
-``forward`` computes by functions, show which features reach each linear layer: an average over a map, a flattened map,
-or plain features. Autograd's graph shows what its output flows into: a squeeze-and-excitation gate flows back into
-convolutions, a head does not.
+``forward`` computes by functions, note every map and every average. Autograd's graph then says what feeds a linear
+layer: a map or an average, if nothing but reshapes lies between; else plain features, which is always right. And it
+says what its output flows into: a squeeze-and-excitation gate flows back into convolutions, a head does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,10 +25,13 @@ from tensor_dropout.errors import TensorDropoutError
 Kind = Literal["pool", "flatten", "features", "conv-pool"]
 """What feeds a linear layer: an averaged map, a flattened one, features; or a 1×1 convolution that is averaged."""
 
+KINDS: tuple[str, ...] = get_args(Kind)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLING_FUNCTIONS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 _POOLING_FUNCTIONS |= {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
 _REMEMBERED = 256  # how many of the latest maps are kept to be recognized
+_RESHAPES = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias", "ToCopy", "Detach"}
+"""Autograd nodes that leave every number as it is, in its order."""
 
 
 @dataclass
@@ -37,7 +40,23 @@ class Pooling:
 
     module: nn.Module | None
     map: Tensor
+    map_node: Any
     output: Tensor
+    output_node: Any
+    call: Any
+    """From a map to what was computed of it."""
+
+    def is_average(self) -> bool:
+        """Whether it averages any map, tried on a random one: an example may be constant."""
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.rand(self.map.shape, generator=generator, dtype=torch.float64)
+        x = drawn.to(self.map.device, self.map.dtype)
+        try:
+            with torch.no_grad():
+                found = self.call(x)
+        except Exception:  # whatever it is, it is no average
+            return False
+        return isinstance(found, Tensor) and _is_mean(x, found)
 
 
 @dataclass
@@ -60,6 +79,8 @@ class Seen:
     output: Tensor | None = None
     source: Any = None
     """The autograd node of its output."""
+    trained: bool = True
+    """Whether gradients were on when it ran."""
 
     @property
     def is_averaged(self) -> bool:
@@ -100,6 +121,7 @@ def is_pointwise(module: nn.Module) -> bool:
     return (
         isinstance(module, CONVOLUTIONS)
         and set(module.kernel_size) == {1}
+        and set(module.stride) == {1}
         and module.groups == 1
         and (module.padding == "same" or module.padding == "valid" or not any(int(p) for p in module.padding))
     )
@@ -107,7 +129,10 @@ def is_pointwise(module: nn.Module) -> bool:
 
 def is_linear_like(module: nn.Module) -> bool:
     """Whether a module is a linear layer, also one of a kind that cannot be converted (quantized, for instance)."""
-    return isinstance(module, nn.Linear) or is_pointwise(module) or type(module).__name__.endswith("Linear")
+    if isinstance(module, nn.Linear) or is_pointwise(module):
+        return True
+    leaf = next(module.children(), None) is None or hasattr(module, "_packed_params")
+    return leaf and type(module).__name__.endswith("Linear")
 
 
 def run(model: nn.Module, example: Any) -> list[Tensor]:
@@ -139,7 +164,12 @@ def run(model: nn.Module, example: Any) -> list[Tensor]:
 def at_rest(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
     """``eval()`` inside; modes, buffers and random generators are put back, whatever happens."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
     cuda = [device for device in devices if device.type == "cuda"]
     with torch.random.fork_rng(devices=cuda):
         model.eval()
@@ -149,7 +179,8 @@ def at_rest(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
             for module, mode in modes:
                 module.training = mode
             with torch.no_grad():
-                for buffer, before in buffers:
+                for module, name, buffer, before in buffers:
+                    module._buffers[name] = buffer
                     if not torch.equal(buffer, before):
                         buffer.copy_(before)
 
@@ -157,8 +188,11 @@ def at_rest(model: nn.Module, devices: list[torch.device]) -> Iterator[None]:
 def trace(model: nn.Module, example: Any) -> Trace:
     """Run the model once, in the mode that it is in, and note what feeds its linear layers."""
     watcher = _Watcher(model)
-    with torch.enable_grad(), watcher.watching():
-        output = run(model, example)
+    with torch.enable_grad():
+        example = pytree.tree_map_only(Tensor, _begin_graph, example)
+        watcher.maps.extend(leaf for leaf in pytree.tree_leaves(example) if _is_map(leaf))
+        with watcher.watching():
+            output = run(model, example)
     seen = list(watcher.seen.values())
     for pooling in watcher.poolings:
         _recognize_averaged_convolution(seen, pooling)
@@ -167,6 +201,18 @@ def trace(model: nn.Module, example: Any) -> Trace:
         if each.kind == "pool" and each.pooling is not None and watcher.runs[each.pooling] > 1:
             average_first(each, f"its pooling is used {watcher.runs[each.pooling]} times in one forward pass")
     return Trace(output, seen, list(watcher.last), watcher.consumers)
+
+
+def _begin_graph(tensor: Tensor) -> Tensor:
+    """The same numbers at the beginning of a graph; not a leaf, so that they may be changed in place."""
+    if not tensor.is_floating_point():
+        return tensor
+    with torch.enable_grad():
+        return tensor.detach().clone().requires_grad_().clone()  # the first copy may leave inference mode
+
+
+def _is_map(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.ndim >= 3
 
 
 def average_first(seen: Seen, reason: str) -> None:
@@ -182,6 +228,7 @@ def choose_heads(trace: Trace) -> list[Seen]:
     last linear layers on every path.
     """
     rows = [seen for seen in trace.seen if len(seen.input_shape) == 2 or seen.kind != "features" or _is_flat(seen)]
+    rows = [seen for seen in rows if seen.trained] or rows  # what runs under no_grad is no head to be trained
     # A gate inside the network is no head, whatever feeds it: its output flows on into maps.
     ends = [seen for seen in rows if not _reaches(seen, trace.consumers)]
     fed_by_maps = _last_of([seen for seen in ends if seen.kind != "features"])
@@ -223,14 +270,31 @@ def _reaches(seen: Seen, targets: list[Any]) -> bool:
 def _recognize_averaged_convolution(seen: list[Seen], pooling: Pooling) -> None:
     """A 1×1 convolution whose map is averaged is a linear layer on the averaged features: the two commute."""
     for each in seen:
-        same = each.output is not None and is_pointwise(each.module) and _same(each.output, pooling.map)
-        if same and each.kind == "features" and prod(each.input_shape[2:]) > 1:
+        mapped = is_pointwise(each.module) and each.kind == "features" and prod(each.input_shape[2:]) > 1
+        if mapped and _is_reshape(pooling.map_node, each.source):
             each.kind, each.features, each.pooling = "conv-pool", each.input_shape[1:], pooling.module
             each.pooled_axes = pooling.output.ndim - 2
 
 
-def _same(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and (left.data_ptr() == right.data_ptr() or torch.equal(left, right))
+def _is_reshape(node: Any, source: Any) -> bool:
+    """Whether nothing but reshapes leads from the autograd node ``source`` to ``node``."""
+    while node is not None and source is not None:
+        if node is source:
+            return True
+        name = type(node).__name__.rstrip("0123456789").removesuffix("Backward")
+        node = node.next_functions[0][0] if name in _RESHAPES and len(node.next_functions) == 1 else None
+    return False
+
+
+def _is_mean(x: Tensor, found: Tensor) -> bool:
+    """Whether ``found`` is the mean of ``x`` over all positions, up to rounding."""
+    if found.shape[:2] != x.shape[:2] or found.numel() != x.shape[0] * x.shape[1]:
+        return False
+    rough = {torch.float64: 1e-9, torch.float32: 1e-4}.get(x.dtype, 2e-2)
+    wide = torch.float32 if x.device.type == "mps" else torch.float64
+    mean = x.to(wide).flatten(2).mean(2)
+    scale = x.to(wide).abs().amax().clamp(min=1e-30)
+    return bool(((found.flatten(1).to(wide) - mean).abs() <= rough * scale).all())
 
 
 class _Watcher(TorchFunctionMode):
@@ -246,25 +310,29 @@ class _Watcher(TorchFunctionMode):
         self.last: deque[str] = deque(maxlen=8)
         self.consumers: list[Any] = []
         self._busy = False  # our own arithmetic is not noted
+        self._grad_was_on = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
         if not self._busy and isinstance(output, Tensor) and output.is_floating_point():
             if func.__name__ in _POOLING_FUNCTIONS and args and isinstance(args[0], Tensor):
-                self._note_average(None, args[0], output)
+                self._note_average(None, args[0], output, lambda x: func(x, *args[1:], **kwargs))
             if output.ndim >= 3:
                 self.maps.append(output)
         return output
 
     @contextmanager
     def watching(self) -> Iterator[None]:
+        """Hooks on every module without children, and this mode, inside."""
         hooks: list[Any] = []
-        for name, module in self.model.named_modules():
-            if next(module.children(), None) is not None and not is_linear_like(module):
-                continue
-            hooks.append(module.register_forward_pre_hook(self._before(name, module), prepend=False))
-            hooks.append(module.register_forward_hook(self._after(name, module), prepend=True))
         try:
+            for name, module in self.model.named_modules():
+                inner = next(module.children(), None) is not None and not is_linear_like(module)
+                if inner or isinstance(module, torch.jit.ScriptModule):
+                    continue
+                hooks.append(module.register_forward_pre_hook(self._before(name, module), prepend=False))
+                hooks.append(module.register_forward_hook(self._after(name, module), prepend=True))
             with self:
                 yield
         finally:
@@ -281,6 +349,7 @@ class _Watcher(TorchFunctionMode):
             if isinstance(module, CONVOLUTIONS) and prod(x.shape[2:]) > 1:
                 self.consumers.append(_node(x))
             if is_linear_like(module):
+                self._grad_was_on = torch.is_grad_enabled()
                 with self._own():
                     self._note_linear(name, module, x)
 
@@ -292,15 +361,14 @@ class _Watcher(TorchFunctionMode):
                 return None
             if module in self.seen:
                 with self._own():
-                    # A frozen network has no graph: it begins here.
-                    output = output if output.requires_grad else output.detach().requires_grad_().clone()
+                    # Where gradients are off there is no graph: it begins here.
+                    output = output if output.requires_grad else _begin_graph(output)
                     self.seen[module].output, self.seen[module].source = output, _node(output)
                 return output
             if output.ndim >= 3 and output.is_floating_point():
                 self.maps.append(output)
             if not any(True for _ in module.parameters(recurse=False)):
-                with self._own():
-                    self._note_average(module, args[0], output)
+                self._note_average(module, args[0], output, type(module).forward.__get__(module))
             return None
 
         return note
@@ -314,32 +382,29 @@ class _Watcher(TorchFunctionMode):
         finally:
             self._busy = before
 
-    def _note_average(self, module: nn.Module | None, x: Tensor, output: Tensor) -> None:
+    def _note_average(self, module: nn.Module | None, x: Tensor, output: Tensor, call: Any) -> None:
         """Note that ``output`` is the average of the map ``x`` over all its positions, if it is."""
         if not 3 <= x.ndim <= 5 or not x.is_floating_point() or prod(x.shape[2:]) == 1:
             return
-        if output.shape[:2] != x.shape[:2] or output.numel() != x.shape[0] * x.shape[1]:
-            return
         with self._own():
-            rough = {torch.float64: 1e-9, torch.float32: 1e-4}.get(x.dtype, 2e-2)
-            mean = x.detach().double().flatten(2).mean(2) if x.device.type != "mps" else x.detach().flatten(2).mean(2)
-            scale = x.detach().abs().amax().clamp(min=1e-30).to(mean.dtype)
-            if not bool(((output.detach().flatten(1).to(mean.dtype) - mean).abs() <= rough * scale).all()):
+            if not _is_mean(x.detach(), output.detach()):
                 return
-            self.poolings.append(Pooling(module, x, output))
-            self.consumers.append(_node(x))
+            pooling = Pooling(module, x, _node(x), output, _node(output), call)
+            if pooling.is_average():
+                self.poolings.append(pooling)
+                self.consumers.append(_node(x))
 
     def _note_linear(self, name: str, module: nn.Module, x: Tensor) -> None:
         if module in self.seen:
             return
         seen = self.seen[module] = Seen(name, module, tuple(x.shape), features=tuple(x.shape[1:]))
+        seen.trained = self._grad_was_on
         flat = x.ndim == 2 or (is_pointwise(module) and prod(x.shape[2:]) == 1)
         if not flat or not x.is_floating_point():
             return
-        rows = x.flatten(1)
-        seen.features = tuple(rows.shape[1:])
+        seen.features, node = (x[0].numel(),), _node(x)
         for pooling in reversed(self.poolings):
-            if _same(pooling.output.flatten(1), rows):
+            if _is_reshape(node, pooling.output_node):
                 if pooling.module is None:
                     average_first(seen, f"the averaging of {tuple(pooling.map.shape[1:])} is a function inside forward")
                 else:
@@ -347,6 +412,7 @@ class _Watcher(TorchFunctionMode):
                     seen.pooled_axes = pooling.output.ndim - 2
                 return
         for map_ in reversed(self.maps):
-            if prod(map_.shape[2:]) > 1 and _same(map_.flatten(1), rows):
+            spatial = map_.shape[0] == x.shape[0] and map_.numel() == x.numel() and prod(map_.shape[2:]) > 1
+            if spatial and _is_reshape(node, _node(map_)):
                 seen.kind, seen.features = "flatten", tuple(map_.shape[1:])
                 return

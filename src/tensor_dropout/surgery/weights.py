@@ -6,10 +6,11 @@ import opt_einsum
 import torch
 from torch import Tensor
 
+from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.regression import TensorRegression
 
 Network = tuple[str, list[str], list[Tensor]]
-"""Indices of the whole weight, indices of every operand, and the operands (masks of test time among them)."""
+"""Indices of the whole weight, indices of every operand, and the operands (with the masks of test time)."""
 
 
 @torch.no_grad()
@@ -18,8 +19,9 @@ def as_network(regression: TensorRegression) -> Network:
     inputs, indices, outputs, ranks = regression._indices()
     operands = [_double(operand) for operand in regression.operands()]
     for axis, mask in enumerate(regression.mean_masks()):
-        if mask is not None:
-            indices, operands = [*indices, ranks[axis]], [*operands, _double(mask)]
+        if mask is not None:  # into an operand, not beside them: every operand more makes planning dearer
+            n = next(n for n, index in enumerate(indices) if ranks[axis] in index)
+            operands[n] = multiply_along(operands[n], _double(mask), indices[n].index(ranks[axis]))
     return inputs + outputs, indices, operands
 
 
@@ -67,6 +69,7 @@ def is_average(regression: TensorRegression) -> bool:
     return True
 
 
+@torch.no_grad()
 def inner(left: Network, right: Network) -> float:
     """``⟨V, W⟩`` of two weights in factors, without forming them."""
     whole, indices, operands = left

@@ -117,7 +117,7 @@ _SGD = {"name": "sgd", "lr": 0.1, "weight_decay": 5e-4}
 DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "digits": {"run": {"epochs": 20}},
     "synthetic": {"run": {"epochs": 20}, "net": {}},
-    "phantom": {"run": {"epochs": 20, "batch": 16}, "optimizer": {"name": "adam", "lr": 3e-3, "weight_decay": 0.0}},
+    "phantom": {"run": {"epochs": 16, "batch": 16}},
     "nifti": {
         "net": {"name": "resnet18"},
         "run": {"epochs": 60, "batch": 8},
