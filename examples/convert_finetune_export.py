@@ -77,5 +77,6 @@ def main(folder: Path) -> float:
 
 
 if __name__ == "__main__":
-    target = Path(sys.argv[1] if len(sys.argv) > 1 else "out")
-    main(target)
+    if sys.argv[1:] and sys.argv[1].startswith("-"):
+        sys.exit(__doc__)
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "out"))

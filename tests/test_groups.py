@@ -118,6 +118,7 @@ def test_a_wrapped_network_gives_the_groups_of_the_plain_one(tmp_path):
     finally:
         dist.destroy_process_group()
     assert [group["param_names"] for group in wrapped] == [group["param_names"] for group in plain]
-    assert all(a is b for one, two in zip(wrapped, plain, strict=True) for a, b in zip(one["params"], two["params"]))
+    for ours, theirs in zip(wrapped, plain, strict=True):
+        assert all(a is b for a, b in zip(ours["params"], theirs["params"], strict=True))
     compiled = groups_of(torch.compile(net))
     assert [group["param_names"] for group in compiled] == [group["param_names"] for group in plain]

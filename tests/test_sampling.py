@@ -15,6 +15,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.training.config import ScheduleConfig
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.training.schedule import rate_at
+from training_runs import run_forked
 
 CPU = torch.device("cpu")
 
@@ -115,9 +116,12 @@ def test_reading_leaves_the_generator_of_the_masks_alone(workers):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_error_while_reading_is_one_sentence(workers):
-    with pytest.raises(TensorDropoutError) as failure:
-        list(make_feed(Rows(40, broken=17), workers).starts(0, 0))
-    assert str(failure.value) == f"rows: number 17 cannot be read, in worker {workers > 0}"
+    def read():
+        with pytest.raises(TensorDropoutError) as failure:
+            list(make_feed(Rows(40, broken=17), workers).starts(0, 0))
+        assert str(failure.value) == f"rows: number 17 cannot be read, in worker {workers > 0}"
+
+    assert run_forked(read) == 0  # a process of its own: what is left of a loader that failed ends with it
 
 
 # The schedule.

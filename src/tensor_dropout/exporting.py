@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.merge import merge_
 from tensor_dropout.surgery.trace import run
 from tensor_dropout.writing import replacing
@@ -49,7 +50,13 @@ def export_onnx(network: nn.Module, example: Tensor, path: Path) -> float:
     with replacing(path) as temporary, _quiet():
         try:
             program = torch.onnx.export(
-                network, (example,), dynamo=True, dynamic_shapes=({0: batch},), verbose=False, input_names=["input"]
+                network,
+                (example,),
+                dynamo=True,
+                dynamic_shapes=({0: batch},),
+                verbose=False,
+                input_names=["input"],
+                output_names=["output"],
             )
         except (RuntimeError, torch.onnx.errors.OnnxExporterError) as error:
             raise TensorDropoutError(f"export: this network does not export to ONNX: {_first_line(error)}") from error
@@ -87,11 +94,15 @@ def export_merged(network: nn.Module, example: Tensor, path: Path) -> float:
     Returns:
         The largest difference of the merged network's outputs, relative to the network's largest output.
     """
+    if not any(isinstance(module, TensorRegression) for module in network.modules()):
+        raise TensorDropoutError("export: the network has no tensor regression to merge: its weights are plain already")
     network = network.eval()
     merged = copy.deepcopy(network)
-    merge_(merged)
+    notes = [note for each in merge_(merged).replacements for note in each.notes]
+    changed = {name: str(module) for name, module in merged.named_modules() if "Linear" in type(module).__name__}
     with replacing(path) as temporary:
-        save_file({name: tensor.contiguous() for name, tensor in merged.state_dict().items()}, temporary)
+        state = {name: tensor.contiguous() for name, tensor in merged.state_dict().items()}
+        save_file(state, temporary, metadata={"linear_layers": str(changed), "notes": " ".join(notes)})
         merged.load_state_dict(load_file(temporary))
         with torch.no_grad():
             return _difference(network, example, run(merged, example)[0])

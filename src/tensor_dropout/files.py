@@ -26,7 +26,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, check_theta
 from tensor_dropout.layers.emission import unwrap
-from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.nets import ResNet, build_net
@@ -133,6 +133,12 @@ def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:
     return {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
 
 
+def builds_itself(path: str | os.PathLike[str]) -> bool:
+    """Whether :func:`load` can make what a file of ours holds without being given a model."""
+    config = _read_config(path)
+    return config["net"] is not None or set(config["layers"]) == {""}
+
+
 def is_ours(path: str | os.PathLike[str]) -> bool:
     """Whether a file was written by :func:`save`."""
     try:
@@ -156,8 +162,8 @@ def _blaming(path: str | os.PathLike[str]) -> Iterator[None]:
 def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The config in the header: its "layers" by name, and "net" and "surgery" where there are any."""
     if not Path(path).is_file():
-        what = "is a folder, not a file" if Path(path).is_dir() else "does not exist"
-        raise TensorDropoutError(f"load: there is no file {path}: it {what}")
+        what = f"{path} is a folder, not a file" if Path(path).is_dir() else f"there is no file {path}"
+        raise TensorDropoutError(f"load: {what}")
     try:
         with safe_open(path, framework="pt") as file:
             header = (file.metadata() or {}).get(_HEADER)
@@ -281,15 +287,16 @@ def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegres
             "model= to fill one of your own"
         )
     rank = config["rank"][0] if config["type"] == "CPRegression" else config["rank"]
-    return _LAYERS[config["type"]](
-        config["input_shape"],
-        config["output_shape"],
-        rank,
-        bias=config["bias"],
-        init=config["init"],
-        dropout=_build_dropout(config["dropout"]),
-        dtype=_saved_dtype(path),
-    )
+    with unwarned():
+        return _LAYERS[config["type"]](
+            config["input_shape"],
+            config["output_shape"],
+            rank,
+            bias=config["bias"],
+            init=config["init"],
+            dropout=_build_dropout(config["dropout"]),
+            dtype=_saved_dtype(path),
+        )
 
 
 def _build_dropout(config: dict[str, Any] | None) -> TensorDropout | None:

@@ -82,11 +82,21 @@ def predict(
             return _predict_exact(model, x, n_samples, task)
         if mode == "sample":
             with _at_test(model, "sample"):
-                draws = torch.stack([model(x) for _ in range(n_samples)])
+                draws = torch.stack([_run(model, x) for _ in range(n_samples)])
             return _describe(draws.mean(0), draws.std(0), draws, task)
         with _at_test(model, "mean"):
-            output = model(x)
+            output = _run(model, x)
         return _describe(output, None, output.unsqueeze(0), task)
+
+
+def _run(model: nn.Module, x: Tensor) -> Tensor:
+    output = model(x)
+    if not isinstance(output, Tensor):
+        raise TensorDropoutError(
+            f"predict: {type(model).__name__} returns a {type(output).__name__}, not one tensor; wrap it in a module "
+            "that returns the output to predict"
+        )
+    return output
 
 
 class _Draws(NamedTuple):

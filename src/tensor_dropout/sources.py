@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.files import is_ours, load
+from tensor_dropout.files import builds_itself, is_ours, load
 from tensor_dropout.nets import build_net
 
 
@@ -46,7 +46,14 @@ def read_network(
         raise TensorDropoutError("pass --arch or --model, not both")
     if not Path(path).is_file():
         raise TensorDropoutError(f"there is no file {path}")
+    if factory is None and factory_arguments != "{}":
+        raise TensorDropoutError("--model-arguments are those of --model, which was not given")
     if is_ours(path):
+        if factory is None and not builds_itself(path):
+            raise TensorDropoutError(
+                f"{path} holds a converted network of yours; say how to make the plain one with --model "
+                "package.module:function, and its input with --input"
+            )
         return load(path, None if factory is None else call_factory(factory, factory_arguments))
     state = read_state(path)
     if factory is not None:

@@ -96,8 +96,16 @@ def convert(
             factory_arguments=model_arguments,
             input_shape=parse_shape(input_shape),
         ).eval()
-        example = make_example(network, parse_shape(input_shape))
+        if law != "bernoulli" and theta is None:
+            raise TensorDropoutError(f"--law {law} needs --theta, the KEEP probability")
+        chosen = (rank, max_parameters, max_error, max_accuracy_loss, theta, head)
+        if curve and any(option is not None for option in chosen):
+            raise TensorDropoutError(
+                "--curve tries all ranks and writes no network; leave --rank, --theta and so on out"
+            )
         validation = _load_validation(data, root) if curve or max_accuracy_loss is not None else None
+        shape = parse_shape(input_shape) or (validation.data.input_shape if validation is not None else None)
+        example = make_example(network, shape)
         if curve:
             _draw_curve(network, example, validation, str(factorization), out)
             return

@@ -33,7 +33,8 @@ def export(
 ) -> None:
     """Write a network for deployment: its eval function, with a free batch size.
 
-    onnx and pt2 need nothing of this library to run; merged weights fit the network with plain torch layers.
+    onnx and pt2 need nothing of this library to run. merged weights are for plain torch layers: they fit the original
+    network if its head was not trained since; else its linear layer takes the flattened map (the file's notes say so).
 
     For example:
 

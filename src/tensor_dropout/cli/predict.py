@@ -43,10 +43,12 @@ def predict(
             raise TensorDropoutError(
                 f"{settings['data.name']} has no files of its own; its predictions are in {run / 'predictions.csv'}"
             )
-        rows = []
+        rows: list[dict[str, Any]] = []
         for path in _list_files(files):
             x = reader(path, network.input_shape, options)[None]
             rows.append({"file": str(path), **_describe(network, x, result)})
+            if len(rows) == 1:
+                typer.echo("  ".join(rows[0]))
             typer.echo(
                 "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in rows[-1].values())
             )

@@ -93,9 +93,9 @@ def train(
 
 def _list_keys(resolved: Any) -> None:
     from tensor_dropout.data import describe_options
-    from tensor_dropout.training.config import write_toml
+    from tensor_dropout.training.config import describe_keys
 
-    typer.echo(write_toml(resolved))
+    typer.echo(describe_keys(resolved))
     typer.echo(f"# data.options of {resolved.data.name}:")
     for name, option in describe_options(resolved.data.name).items():
         typer.echo(f"#   {name}: {option}")
@@ -132,9 +132,10 @@ def ls(
     if not rows:
         typer.echo(f"There are no runs under {root}.")
         return
-    table = Table("folder", "data", "net", "head", "seed", "epochs", "state", "test")
+    table = Table("data", "net", "head", "seed", "epochs", "state", "test")
+    table.add_column("folder", overflow="fold", no_wrap=False)
     for row in rows:
         score = "" if row["test"] is None else f"{row['metric']} {row['test']:.2f}"
-        cells = (row[key] for key in ("folder", "data", "net", "head", "seed", "epochs", "state"))
-        table.add_row(*map(str, cells), score)
+        cells = (row[key] for key in ("data", "net", "head", "seed", "epochs", "state"))
+        table.add_row(*map(str, cells), score, row["folder"])
     Console().print(table)

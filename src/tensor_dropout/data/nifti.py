@@ -270,8 +270,8 @@ def _read_number(text: str | None, column: str, subject: str, path: Path) -> flo
         value = math.inf
     if not math.isfinite(value):
         raise TensorDropoutError(
-            f"nifti: {path}: {column} of subject {subject!r} is {text!r}, not a number; correct it, or write n/a there "
-            "and set missing='skip'"
+            f"nifti: {path}: {column} of subject {subject!r} is {text!r}, not a number, and only numbers can be "
+            "predicted; correct it, name another column, or write n/a there and set missing='skip'"
         )
     return value
 

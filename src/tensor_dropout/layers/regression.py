@@ -335,22 +335,31 @@ class TensorRegression(nn.Module, ABC):
     def with_rank(self, ranks: tuple[int, ...]) -> TensorRegression:
         """A layer that differs in its rank alone; its parameters are not filled, its dropout is this one's."""
         like = next(self.parameters())
-        layer = type(self)(
-            self.input_shape,
-            self.output_shape,
-            ranks if self.mode_numbers else ranks[0],
-            bias=self.bias is not None,
-            dropout=self.dropout,
-            init=self.init,
-            device="meta",
-            dtype=like.dtype,
-        )
+        with unwarned():
+            layer = type(self)(
+                self.input_shape,
+                self.output_shape,
+                ranks if self.mode_numbers else ranks[0],
+                bias=self.bias is not None,
+                dropout=self.dropout,
+                init=self.init,
+                device="meta",
+                dtype=like.dtype,
+            )
         return layer.to_empty(device=like.device).train(self.training)
 
     def extra_repr(self) -> str:
         """Shapes, rank and how much smaller than dense."""
         shapes = f"{self.input_shape} -> {self.output_shape}, rank={self.rank}, bias={self.bias is not None}"
         return f"{shapes}, compression_ratio={self.compression_ratio:.3g}"
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Without the warning that a dropout has nothing to drop: for layers that the user did not just write down."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*the dropout has nothing to drop", category=UserWarning)
+        yield
 
 
 def index_letters(*lengths: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -45,9 +44,7 @@ def rank_curve(
     def cut(rank: int) -> tuple[nn.Module, ConversionReport]:
         changed = copy.deepcopy(model).eval()
         if own:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # a dropout that has nothing to drop at rank 1
-                return changed, truncate_(changed, rank)
+            return changed, truncate_(changed, rank)
         return changed, tensorize_(changed, example_input, factorization=factorization, rank=rank)
 
     if own:

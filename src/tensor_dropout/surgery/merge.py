@@ -141,7 +141,13 @@ def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: s
     matrix = averaged_weight(regression) if kind == "pool" else whole_weight(regression)
     merged = next(p for p in plain.parameters() if p.ndim > 1).detach().flatten(1).T.to(matrix)
     norm = matrix.norm()
-    notes = ("the tensor dropout is gone: the mean weight is left",) if regression.dropped_axes else ()
+    notes = ["the tensor dropout is gone: the mean weight is left"] if regression.dropped_axes else []
+    if kind == "flatten":
+        grid = "×".join(map(str, regression.input_shape[1:]))
+        notes.append(
+            f"the weight is not constant over the {grid} positions any more, so the layer takes the flattened map: its "
+            f"pooling stays at {grid}, and its weights do not fit the network as it was before tensorize_"
+        )
     return Replacement(
         name=name,
         kind=kind,
@@ -153,7 +159,7 @@ def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: s
         parameters_before=count_parameters(regression),
         parameters_after=count_parameters(plain),
         relative_error=float((merged - matrix.reshape(merged.shape)).norm() / norm) if norm > 0 else 0.0,
-        notes=notes,
+        notes=tuple(notes),
     )
 
 
@@ -237,7 +243,9 @@ def _shorten(regression: TensorRegression, rank: int | Sequence[int]) -> TensorR
     ranks = tuple(min(rank, R) for R in own) if type(rank) is int else tuple(rank)  # type: ignore[arg-type]
     fits = len(ranks) == len(own) and all(type(R) is int and 1 <= R <= most for R, most in zip(ranks, own, strict=True))
     if not fits:
-        raise TensorDropoutError(f"truncate_: rank is between 1 and the layer's own {own}, got {rank!r}")
+        raise TensorDropoutError(
+            f"truncate_: rank is between 1 and the layer's own {own}: {len(own)} numbers or one, got {rank!r}"
+        )
     _, indices, _, letters = regression._indices()
     short = regression.with_rank(ranks)
     kept = dict(zip(letters, ranks, strict=True))

@@ -18,6 +18,11 @@ class Trial:
     relative_error: float
     accuracy: float | None = None
 
+    def describe(self) -> str:
+        """A line of the report."""
+        accuracy = "" if self.accuracy is None else f", accuracy {100 * self.accuracy:.2f} %"
+        return f"rank {_shape(self.rank)}, {self.parameters:,} parameters, error {self.relative_error:.2g}{accuracy}"
+
 
 @dataclass(frozen=True)
 class Replacement:
@@ -81,6 +86,7 @@ class ConversionReport:
                 f"error of the weight {each.relative_error:.2g}",
             ]
             lines += [f"  note: {note}" for note in each.notes]
+            lines += [f"  tried: {trial.describe()}" for trial in each.trials]
         lines.append(f"network: {self.parameters_before:,} -> {self.parameters_after:,} parameters")
         if self.output_difference is not None:
             lines[-1] += f"; output changed by {self.output_difference:.2g} (relative, on the example input)"

@@ -76,8 +76,8 @@ def choose_ranks(
     evaluate: Evaluate,
     weights: int,
     bias: Tensor | None,
-) -> tuple[Rank, tuple[Trial, ...]]:
-    """The rank that the goal asks for, and what was tried.
+) -> tuple[Rank, tuple[Trial, ...], str]:
+    """The rank that the goal asks for, what was tried, and a note on it for the report.
 
     Args:
         goal: what decides.
@@ -91,10 +91,10 @@ def choose_ranks(
     biases = 0 if bias is None else bias.numel()
     if goal.kind == "rank":
         if isinstance(goal.value, float):
-            return _within_budget(decomposition, count, _fraction_of(goal.value, weights), goal.value), ()
-        return _resolve(goal.value, decomposition.exact_rank), ()
+            return _within_budget(decomposition, count, _fraction_of(goal.value, weights), goal.value), (), ""
+        return _resolve(goal.value, decomposition.exact_rank), (), ""
     if goal.kind == "parameters":
-        return _within_budget(decomposition, count, goal.value - biases, goal.value), ()
+        return _within_budget(decomposition, count, goal.value - biases, goal.value), (), ""
     trials: list[Trial] = []
     if goal.kind == "error":
 
@@ -103,18 +103,24 @@ def choose_ranks(
             return trials[-1].relative_error <= goal.value
 
         # The last rank is exact up to rounding, which no rank can mend.
-        return _first(decomposition.path, small, "ranks tried"), tuple(trials)
+        return _first(decomposition.path, small, "ranks tried"), tuple(trials), ""
 
     def score(model: nn.Module) -> float:
         return measure_accuracy(model, goal.loader or ())
 
-    target = evaluate(None, score) - goal.value
+    unchanged = evaluate(None, score)
+    target = unchanged - goal.value
 
     def accurate(ranks: Ranks) -> bool:
         trials.append(Trial(ranks, count(ranks) + biases, error(ranks), evaluate(ranks, score)))
         return (trials[-1].accuracy or 0.0) >= target - 1e-9
 
-    return _first(decomposition.path, accurate, "ranks tried on the loader"), tuple(trials)
+    found = _first(decomposition.path, accurate, "ranks tried on the loader")
+    if all(trial.rank != found for trial in trials):  # the last rank of the path is taken as it is: measure it, too
+        accurate(found)
+    reached = next(trial.accuracy or 0.0 for trial in trials if trial.rank == found)
+    note = f"accuracy on the loader: {100 * unchanged:.2f} % before, {100 * reached:.2f} % now"
+    return found, tuple(trials), note
 
 
 def _fraction_of(fraction: float, weights: int) -> int:
@@ -131,8 +137,8 @@ def _within_budget(decomposition: Decomposition, count: Count, budget: int, aske
     path = decomposition.path
     if count(path[0]) > budget:
         raise TensorDropoutError(
-            f"tensorize_: {asked} allows {budget:,} weights, but rank {path[0]} already has {count(path[0]):,}; allow "
-            "more"
+            f"tensorize_: {asked} is too little: the smallest head, of rank {path[0]}, has {count(path[0]):,} weights "
+            "beside its bias; allow more"
         )
     low, high = 0, len(path) - 1
     while low < high:
@@ -180,7 +186,12 @@ def measure_accuracy(model: nn.Module, loader: Iterable[Any]) -> float:
             raise TensorDropoutError(f"tensorize_: loader gives pairs (x, y), got {type(batch).__name__}")
         try:
             x, y = (part.to(parameter.device) for part in batch)
-            right += int((model(x).argmax(1) == y).sum())
+            outputs = model(x)
+            if y.is_floating_point() or not isinstance(outputs, Tensor) or outputs.ndim != 2 or y.shape != x.shape[:1]:
+                raise TensorDropoutError(
+                    "tensorize_: max_accuracy_loss is for classifiers: outputs (B, classes), class numbers (B,)"
+                )
+            right += int((outputs.argmax(1) == y).sum())
         except (RuntimeError, AttributeError, IndexError) as error:
             words = str(error).strip().splitlines()[0]
             raise TensorDropoutError(f"tensorize_: the model does not run on the loader's batches: {words}") from error

@@ -15,7 +15,7 @@ from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, as_dropout
 from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.ranks import Rank
-from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.surgery.checks import check_example, check_layer, check_model
@@ -153,6 +153,12 @@ def pick(
             raise TensorDropoutError(f"tensorize_: filter_fn accepted no layer; those that ran are: {listed}")
         return accepted
     found = choose_heads(traced)
+    done = [name for name, module in model.named_modules() if isinstance(module, TensorRegression)]
+    if not found and done:
+        raise TensorDropoutError(
+            f"tensorize_: found no head in {type(model).__name__}: {done} is a tensor regression already; use "
+            "truncate_ for another rank, or merge_ first"
+        )
     if not found:
         raise TensorDropoutError(
             f"tensorize_: found no head in {type(model).__name__}: a linear layer or 1×1 convolution on averaged, "
@@ -320,15 +326,16 @@ def fit(
             if len(rank) != 1:
                 raise TensorDropoutError(f"tensorize_: CP has one rank for all modes, got {rank}; pass one number")
             number = rank[0]
-        regression = kind(
-            seen.features,
-            weight.shape[0],
-            number,
-            dropout=copy.deepcopy(dropout),
-            bias=bias is not None,
-            device="meta",
-            dtype=weight.dtype,
-        ).to_empty(device=weight.device)  # not drawn first: it is filled at once
+        with unwarned():  # the report says if there is nothing to drop
+            regression = kind(
+                seen.features,
+                weight.shape[0],
+                number,
+                dropout=copy.deepcopy(dropout),
+                bias=bias is not None,
+                device="meta",
+                dtype=weight.dtype,
+            ).to_empty(device=weight.device)  # not drawn first: it is filled at once
         fill(regression, decomposition)
         regression.bias = bias
         return regression
@@ -345,7 +352,9 @@ def fit(
         finally:
             exchange.undo(mark)
 
-    rank, trials = choose_ranks(request.goal, decomposition, shell._count, error, evaluate, weight.numel(), bias)
+    goal = request.goal
+    rank, trials, note = choose_ranks(goal, decomposition, shell._count, error, evaluate, weight.numel(), bias)
+    seen.note = "; ".join(filter(None, (seen.note, note)))
     return build(rank, request.dropout), trials
 
 
@@ -395,6 +404,11 @@ def _notes(seen: Seen, regression: TensorRegression) -> tuple[str, ...]:
     if seen.is_averaged:
         grid = "×".join(map(str, seen.features[1:]))
         notes.append(f"maps of another size than {grid} are averaged to {grid} first")
+    if regression.dropout is not None and not regression.dropped_axes:
+        notes.append(
+            f"the dropout has nothing to drop at rank {regression._ranks}, since modes of rank 1 are skipped; ask for "
+            "higher ranks: the function stays the same"
+        )
     if regression.dropout is not None and regression.dropout.at_test == "sample":
         notes.append("at_test='sample': the output was compared at the mean of the masks")
     return tuple(notes)

@@ -232,6 +232,9 @@ def choose_heads(trace: Trace) -> list[Seen]:
     # A gate inside the network is no head, whatever feeds it: its output flows on into maps.
     ends = [seen for seen in rows if not _reaches(seen, trace.consumers)]
     fed_by_maps = _last_of([seen for seen in ends if seen.kind != "features"])
+    # A convolution that is averaged and then goes through another linear layer is a part of the backbone.
+    sources = [seen.source for seen in rows]
+    fed_by_maps = [seen for seen in fed_by_maps if seen.kind != "conv-pool" or not _reaches(seen, sources)]
     others = _last_of([seen for seen in ends if seen.kind == "features"])
     return fed_by_maps + [seen for seen in others if not any(_reaches(head, [seen.source]) for head in fed_by_maps)]
 
@@ -346,7 +349,7 @@ class _Watcher(TorchFunctionMode):
             if not args or not isinstance(args[0], Tensor):
                 return
             x = args[0]
-            if isinstance(module, CONVOLUTIONS) and prod(x.shape[2:]) > 1:
+            if isinstance(module, CONVOLUTIONS) and (prod(x.shape[2:]) > 1 or not is_pointwise(module)):
                 self.consumers.append(_node(x))
             if is_linear_like(module):
                 self._grad_was_on = torch.is_grad_enabled()

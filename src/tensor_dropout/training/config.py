@@ -279,6 +279,19 @@ def write_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+def describe_keys(config: Config) -> str:
+    """Every key with its value here, and what it may be; keys that are not set are commented out."""
+    lines = ["# Every key, with the value that this command would use; set any with --set TABLE.KEY=VALUE."]
+    for table, section in config:
+        lines += ["", f"[{table}]  # {(type(section).__doc__ or '').strip()}"]
+        for key, field in type(section).model_fields.items():
+            value = getattr(section, key)
+            kinds = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
+            line = f"{key} = {_as_toml(value)}" if value is not None and key != "options" else f"# {key} = (not set)"
+            lines.append(f"{line:<36}# {kinds}")
+    return "\n".join(lines)
+
+
 def _as_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"

@@ -14,7 +14,7 @@ def param_groups(
     model: nn.Module,
     *,
     lr: float,
-    weight_decay: float,
+    weight_decay: float = 0.0,
     factor_lr: float | None = None,
     factor_decay: float | None = None,
 ) -> list[dict[str, Any]]:

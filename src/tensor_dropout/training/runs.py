@@ -49,9 +49,10 @@ class RunFolder:
             ]
             if changed:
                 key = sorted(changed)[0]
+                was, now = (repr(each[key]) if key in each else "its default" for each in (before, settings))
                 raise TensorDropoutError(
-                    f"train: {self.path} holds a run with {key}={before.get(key)!r}, this one has "
-                    f"{settings.get(key)!r}; choose another folder with --out, or delete that one"
+                    f"train: {self.path} holds a run with {key}={was}, this one has {now}; choose another folder with "
+                    "--out, or delete that one"
                 )
             return
         self.path.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ The order is a function of (seed, epoch), so that a run can go on from any step,
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -72,7 +73,7 @@ class Feed:
     """
 
     def __init__(self, split: Split, sampler: Sampler, device: torch.device, workers: int) -> None:
-        self.sampler, self.device, self.workers = sampler, device, workers
+        self.sampler, self.device, self.workers = sampler, device, min(workers, os.cpu_count() or 1)
         self.split = split.to(device) if isinstance(split, TensorSplit) else split
 
     def fetch(self, *start: Tensor) -> tuple[Tensor, Tensor]:
