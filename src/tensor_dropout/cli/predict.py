@@ -17,6 +17,8 @@ from tensor_dropout.layers.regression import randomized_layers
 from tensor_dropout.prediction import predict as predict_batch
 from tensor_dropout.writing import replacing
 
+_ENDINGS = (".nii", ".nii.gz", ".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+
 
 def predict(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run of tensor-dropout train.")],
@@ -73,7 +75,7 @@ def _list_files(files: list[Path]) -> list[Path]:
     for path in files:
         if path.is_dir():
             inside = (each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
-            found += sorted(each for each in inside if each.name.endswith((".nii", ".nii.gz", ".png", ".jpg", ".JPEG")))
+            found += sorted(each for each in inside if each.name.lower().endswith(_ENDINGS))
         elif path.is_file():
             found.append(path)
         else:

@@ -105,7 +105,13 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
         raise TensorDropoutError(f"{name}: it has no files, so it takes no root; leave root={str(root)!r} out")
     if "seed" in parameters:
         options["seed"] = seed
-    return loader(**options)
+    try:
+        return loader(**options)
+    except TensorDropoutError:
+        raise
+    except (TypeError, ValueError) as error:
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items() if key not in ("root", "seed"))
+        raise TensorDropoutError(f"{name}: an option is not what it should be ({error}); got {given}") from error
 
 
 def describe_options(name: str) -> dict[str, Option]:

@@ -55,6 +55,16 @@ class StreamSplit(Dataset[tuple[Tensor, Tensor]]):
     def __init__(self, names: list[str], targets: Tensor) -> None:
         self.names = names
         self.targets = targets
+        self.draw = (0, 0)
+
+    def set_epoch(self, epoch: int, seed: int) -> None:
+        """What random changes of an example depend on, beside its number: so that a run can go on in an epoch."""
+        self.draw = (seed, epoch)
+
+    def generator(self, index: int) -> torch.Generator:
+        """The random numbers of one example in this epoch of this run."""
+        seed, epoch = self.draw
+        return torch.Generator().manual_seed(((seed * 1_000_003 + epoch) * 1_000_033 + index) % 2**63)
 
     def __len__(self) -> int:
         return len(self.names)

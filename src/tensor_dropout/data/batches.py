@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tensor_dropout.data.base import Data, Split, TensorSplit
+from tensor_dropout.errors import TensorDropoutError
 
 
 class Batches:
@@ -45,4 +47,15 @@ class Batches:
         if isinstance(self.split, TensorSplit):
             yield from zip(self.split.inputs.split(self.batch), self.split.targets.split(self.batch), strict=True)
         else:
-            yield from DataLoader(self.split, batch_size=self.batch, num_workers=self.workers)
+            with naming_the_file():
+                yield from DataLoader(self.split, batch_size=self.batch, num_workers=self.workers)
+
+
+@contextmanager
+def naming_the_file() -> Iterator[None]:
+    """Only the sentence of an error in a worker process, which comes with that process' traceback."""
+    try:
+        yield
+    except TensorDropoutError as error:
+        sentence = str(error).strip().splitlines()[-1]
+        raise TensorDropoutError(sentence.removeprefix("tensor_dropout.errors.TensorDropoutError: ")) from error

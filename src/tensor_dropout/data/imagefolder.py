@@ -204,21 +204,21 @@ class PictureStream(StreamSplit):
         """
         path = self.root / self.names[index]
         try:
-            return self._decode(path)
+            return self._decode(path, self.generator(index))
         except Exception as error:  # decoders raise anything on damaged files
             raise TensorDropoutError(
                 f"imagefolder: {path} cannot be read ({error}); replace or remove it, or set skip_unreadable=true"
             ) from error
 
-    def _decode(self, path: Path) -> Tensor:
+    def _decode(self, path: Path, generator: torch.Generator) -> Tensor:
         from PIL import Image
 
         with Image.open(path) as file:
             picture = file.convert("RGB")
-        box = draw_box(*picture.size) if self.crop_randomly else self._centre(*picture.size)
+        box = draw_box(*picture.size, generator) if self.crop_randomly else self._centre(*picture.size)
         cropped = picture.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
         pixels = torch.from_numpy(np.array(cropped)).permute(2, 0, 1)
-        flipped = self.crop_randomly and bool(torch.rand(()) < 0.5)
+        flipped = self.crop_randomly and bool(torch.rand((), generator=generator) < 0.5)
         return (pixels.flip(2) if flipped else pixels).contiguous()
 
     def _centre(self, width: int, height: int) -> Box:
@@ -258,18 +258,15 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
     return _build_prepare(options.get("normalize", "channel"))(stream.read(0)[None])[0]
 
 
-def draw_box(width: int, height: int) -> Box:
+def draw_box(width: int, height: int, generator: torch.Generator) -> Box:
     """A random part: 8 to 100 % of the area, sides in a ratio of 3:4 to 4:3; (left, top, right, bottom).
 
-    Draws from torch's generator, which differs between worker processes and is seeded by the loader.
-
     Example:
-        >>> _ = torch.manual_seed(0)
-        >>> left, top, right, bottom = draw_box(400, 300)
+        >>> left, top, right, bottom = draw_box(400, 300, torch.Generator().manual_seed(0))
         >>> 0 <= left < right <= 400, 0 <= top < bottom <= 300
         (True, True)
     """
-    area, ratio, x, y = torch.rand(4).tolist()
+    area, ratio, x, y = torch.rand(4, generator=generator).tolist()
     area = (0.08 + 0.92 * area) * width * height
     stretch = math.exp((2 * ratio - 1) * math.log(4 / 3) / 2)
     wide, high = min(math.sqrt(area) * stretch, width), min(math.sqrt(area) / stretch, height)

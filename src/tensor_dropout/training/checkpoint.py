@@ -71,8 +71,9 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise TensorDropoutError(f"the checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
-    if state.get("format") != FORMAT_VERSION:
-        raise TensorDropoutError(f"the checkpoint {path} has format {state.get('format')}, not {FORMAT_VERSION}")
+    found = state.get("format") if isinstance(state, dict) else None
+    if found != FORMAT_VERSION:
+        raise TensorDropoutError(f"the checkpoint {path} has format {found}, not {FORMAT_VERSION}")
     return state
 
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from tensor_dropout.data import DATASETS, describe_options
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.nets import HEADS, NETS
+from tensor_dropout.nets.heads import check_name
 
 
 class Section(BaseModel):
@@ -27,7 +29,7 @@ class DataConfig(Section):
 
     name: str = "digits"
     root: str | None = None
-    seed: int = 0
+    seed: int = Field(0, ge=0, lt=2**31)
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -79,7 +81,7 @@ class RunConfig(Section):
 
     epochs: int = Field(30, ge=1)
     batch: int = Field(64, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**31)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     ema: float | None = Field(None, gt=0, lt=1)
     device: str = "auto"
@@ -108,6 +110,8 @@ class Config(Section):
     def _check(self) -> Config:
         if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
+        if self.optimizer.nesterov and self.optimizer.momentum == 0:
+            raise ValueError("optimizer.nesterov needs optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
             raise ValueError('run.ema needs run.sharding="ddp": a sharded network has no average here')
         return self
@@ -148,7 +152,7 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
     for key, value in (overrides or {}).items():
         _put(said, key, value)
     name = said.get("data", {}).get("name", "digits") if isinstance(said.get("data", {}), dict) else None
-    if name not in DATASETS:
+    if not isinstance(name, str) or name not in DATASETS:
         raise TensorDropoutError(f"config: data.name is {name!r}; {_suggest(str(name), list(DATASETS))}")
     merged = _merge(DEFAULTS.get(str(name), {}), said)
     _check_keys(merged)
@@ -156,6 +160,8 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise TensorDropoutError(_explain(error)) from None
+    check_name("net", config.net.name, NETS)
+    check_name("head", config.net.head, HEADS)
     for option in config.data.options:
         known = describe_options(config.data.name)
         if option not in known:
@@ -287,8 +293,12 @@ def describe_keys(config: Config) -> str:
         for key, field in type(section).model_fields.items():
             value = getattr(section, key)
             kinds = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-            line = f"{key} = {_as_toml(value)}" if value is not None and key != "options" else f"# {key} = (not set)"
+            if key == "options":
+                continue
+            line = f"{key} = {_as_toml(value)}" if value is not None else f"# {key} = (not set)"
             lines.append(f"{line:<36}# {kinds}")
+    if config.data.options:
+        lines += ["", "[data.options]", *(f"{key} = {_as_toml(value)}" for key, value in config.data.options.items())]
     return "\n".join(lines)
 
 

@@ -52,7 +52,8 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
     with joined(config.run.device) as process, threads(config.run.threads):
         data = load_data(config.data.name, root=config.data.root, seed=config.data.seed, **config.data.options)
         network = build_network(config, data)  # an impossible head is said before a folder is made
-        Sampler(len(data.train), config.run.batch, 0, process.rank, process.world)
+        sampler = Sampler(len(data.train), config.run.batch, 0, process.rank, process.world)
+        choose_speed(config, data, process.device, process.world, sampler.steps_per_epoch)
         if process.is_first:
             run.open(config, data)
             run.clean()
@@ -117,6 +118,7 @@ class Trainer:
                 epoch, first = divmod(self.done, per_epoch)
                 self.run_epoch(epoch, first, interruption)
                 self.finish_epoch(epoch)
+                interruption.stop_if_asked(self.process.world == 1)
         return self.finish()
 
     def run_epoch(self, epoch: int, first: int, interruption: Interruption) -> None:
@@ -135,7 +137,8 @@ class Trainer:
                 self.seconds += time.monotonic() - started
                 started = time.monotonic()
                 self.save()
-            interruption.stop_if_asked(self.process.world == 1)
+            if not last:  # else the end of the epoch saves first
+                interruption.stop_if_asked(self.process.world == 1)
         if self.process.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.monotonic() - started
@@ -150,10 +153,14 @@ class Trainer:
     def check_finite(self) -> None:
         """Stop at once when the loss is no longer a number; the last checkpoint is from before."""
         if not bool(torch.isfinite(self.step.sums).all()):
-            raise TensorDropoutError(
-                f"train: the loss is not finite at step {self.done} of {self.steps}; the last checkpoint in "
-                f"{self.folder.path} is from before it: lower optimizer.lr, or set optimizer.clip"
-            )
+            raise self.not_finite("the loss is")
+
+    def not_finite(self, what: str) -> TensorDropoutError:
+        """The sentence for numbers that are none."""
+        return TensorDropoutError(
+            f"train: {what} not finite at step {self.done} of {self.steps}; the last checkpoint in "
+            f"{self.folder.path} is from before it: lower optimizer.lr, or set optimizer.clip"
+        )
 
     def show_sums(self) -> tuple[float, float]:
         """Mean loss and mean count of the epoch so far, for display; the device is asked."""
@@ -219,6 +226,8 @@ class Trainer:
         """Write a checkpoint: everything needed to go on, bit for bit on a CPU."""
         self.check_finite()
         model, optimizer = gather_state(self.plain, self.optimizer, self.config, self.process)
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in model.values() if tensor.is_floating_point()):
+            raise self.not_finite("the weights are")
         generators = self.process.gather(generator_states(self.process.device))
         sums = self.process.gather(self.step.sums.tolist())
         if self.process.is_first:
@@ -238,6 +247,8 @@ class Trainer:
         """Go on from the latest whole checkpoint, if there is one."""
         state = self.process.share(read_latest(self.folder.path) if self.process.is_first else None)
         if state is None:
+            if self.process.is_first:
+                self.folder.rewind(0)
             return
         self.done, self.seconds = state["step"], state["seconds"]
         restore_state(self.plain, self.optimizer, state, self.config)
@@ -247,7 +258,7 @@ class Trainer:
                 self.step.average.state[name].copy_(tensor)
         if len(state["generators"]) == self.process.world:
             set_generator_states(state["generators"][self.process.rank], self.process.device)
-            self.step.sums.copy_(torch.tensor(state["sums"][self.process.rank]))
+            self.step.sums.copy_(torch.tensor(state["sums"][self.process.rank], dtype=torch.float64))
         if self.process.is_first:
             self.folder.rewind(self.done // self.sampler.steps_per_epoch)
 
@@ -440,7 +451,8 @@ def explaining_memory(config: Config) -> Iterator[None]:
     try:
         yield
     except torch.cuda.OutOfMemoryError as error:
-        smaller = 2 ** int(math.log2(max(2, config.run.batch)) - 1)
+        smaller = 2 ** math.floor(math.log2(config.run.batch / 2)) if config.run.batch > 1 else 0
+        advice = f"try --batch {smaller}" if smaller else "use a smaller network or smaller inputs"
         raise TensorDropoutError(
-            f"train: the GPU's memory is full at run.batch={config.run.batch}; try --batch {smaller}"
+            f"train: the GPU's memory is full at run.batch={config.run.batch}; {advice}"
         ) from error

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from tensor_dropout.data.base import Split, TensorSplit
+from tensor_dropout.data.batches import naming_the_file
 from tensor_dropout.errors import TensorDropoutError
 
 
@@ -90,8 +90,7 @@ class Feed:
             order = self.sampler.share(epoch).to(self.device)
             yield from ((rows,) for rows in order[step:])
             return
-        if hasattr(self.split, "set_epoch"):
-            self.split.set_epoch(epoch)
+        self.split.set_epoch(epoch, self.sampler.seed)
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             self.split,
             batch_sampler=self.sampler.share(epoch)[step:].tolist(),
@@ -103,13 +102,3 @@ class Feed:
         with naming_the_file():
             for x, y in loader:
                 yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-
-
-@contextmanager
-def naming_the_file() -> Iterator[None]:
-    """Only the sentence of an error in a worker process, which comes with that process' traceback."""
-    try:
-        yield
-    except TensorDropoutError as error:
-        sentence = str(error).strip().splitlines()[-1]
-        raise TensorDropoutError(sentence.removeprefix("tensor_dropout.errors.TensorDropoutError: ")) from error
