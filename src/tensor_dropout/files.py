@@ -80,7 +80,10 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if target.is_dir():
         raise TensorDropoutError(f"save: {target} is a folder; name a file in it")
     with replacing(target) as temporary:
-        save_model(model, str(temporary), metadata={_HEADER: json.dumps(config)})
+        try:
+            save_model(model, str(temporary), metadata={_HEADER: json.dumps(config)})
+        except SafetensorError as error:
+            raise TensorDropoutError(f"save: {target} could not be written: {error}") from error
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:

@@ -47,7 +47,7 @@ def predict(
             )
         rows: list[dict[str, Any]] = []
         for path in _list_files(files):
-            x = reader(path, network.input_shape, options)[None]
+            x = reader(path, network.input_shape, options)[None].to(next(network.parameters()).dtype)
             rows.append({"file": str(path), **_describe(network, x, result)})
             if len(rows) == 1:
                 typer.echo("  ".join(rows[0]))
@@ -90,9 +90,11 @@ def _describe(network: Any, x: torch.Tensor, result: dict[str, Any]) -> dict[str
     if result["task"] == "regression":
         mode = "exact" if len(randomized_layers(network)) == 1 else "mean"
         prediction = predict_batch(network, x, mode=mode, task="regression")  # type: ignore[arg-type]
-        name = result["target"] or "target"
-        described: dict[str, Any] = {name: float(prediction.mean.flatten()[0])}
-        return described if prediction.std is None else described | {f"{name}_std": float(prediction.std.flatten()[0])}
+        names = (result["target"] or "target").split(", ")
+        described: dict[str, Any] = dict(zip(names, prediction.mean[0].tolist(), strict=True))
+        if prediction.std is not None:
+            described |= dict(zip((f"{name}_std" for name in names), prediction.std[0].tolist(), strict=True))
+        return described
     probability, guess = network(x).softmax(1).max(1)
     classes = result.get("classes")
     return {"class": classes[int(guess)] if classes else int(guess), "probability": float(probability)}

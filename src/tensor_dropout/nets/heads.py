@@ -106,7 +106,7 @@ def build_head(
     check_name("head", name, HEADS)
     feature_shape = _check_shapes(feature_shape, outputs)
     masks = {"law": law, "modes": modes, "per_sample": per_sample, "scaling": scaling, "min_rank": min_rank}
-    _refuse_unused(name, {"rank": rank, "init": init, "theta": theta, "drop_rate": drop_rate, **masks})
+    refuse_unused(name, {"rank": rank, "init": init, "theta": theta, "drop_rate": drop_rate, **masks})
     if name in ("fc", "fc+dropout"):
         return _build_linear(feature_shape, outputs, drop_rate if name == "fc+dropout" else None)
     kind, format = name.removesuffix("+weight-dropout").split("-")
@@ -276,7 +276,7 @@ def _build_linear(feature_shape: tuple[int, ...], outputs: int, drop_rate: float
     return nn.Sequential(pool, nn.Linear(feature_shape[0], outputs))
 
 
-def _refuse_unused(name: str, settings: dict[str, Any]) -> None:
+def refuse_unused(name: str, settings: dict[str, Any]) -> None:
     """A setting that the head would silently ignore is a mistake."""
     for setting, value in settings.items():
         if setting in _SETTINGS[name] or value == _DEFAULTS[setting]:

@@ -14,7 +14,7 @@ import pickle
 import re
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -68,13 +68,13 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if named is None or hashlib.sha256(content).hexdigest()[:16] != named[2]:
         raise TensorDropoutError(f"the checkpoint {path} is truncated or damaged: its content does not fit its name")
     try:
-        state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        state: Any = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         raise TensorDropoutError(f"the checkpoint {path} cannot be read: {str(error).splitlines()[0]}") from error
-    found = state.get("format") if isinstance(state, dict) else None
-    if found != FORMAT_VERSION:
-        raise TensorDropoutError(f"the checkpoint {path} has format {found}, not {FORMAT_VERSION}")
-    return state
+    version = state.get("format") if isinstance(state, dict) else None
+    if version != FORMAT_VERSION:
+        raise TensorDropoutError(f"the checkpoint {path} has format {version}, not {FORMAT_VERSION}")
+    return cast(dict[str, Any], state)
 
 
 def read_latest(folder: Path) -> dict[str, Any] | None:
@@ -83,5 +83,7 @@ def read_latest(folder: Path) -> dict[str, Any] | None:
         try:
             return read_checkpoint(path)
         except TensorDropoutError as error:
-            warnings.warn(f"train: {error}; the one before it is used", stacklevel=2)
+            path.replace(path.with_name(f"{path.name}.damaged"))  # it must not take the place of a good one
+            earlier = "the one before it is used" if list_checkpoints(folder) else "the run begins anew"
+            warnings.warn(f"train: {error}; {earlier}", stacklevel=2)
     return None

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import difflib
+import inspect
+import json
 import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from tensor_dropout.data import DATASETS, describe_options
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.nets import HEADS, NETS
-from tensor_dropout.nets.heads import check_name
+from tensor_dropout.nets.heads import check_name, refuse_unused
 
 
 class Section(BaseModel):
     """One table of the TOML file; unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class DataConfig(Section):
@@ -29,7 +31,7 @@ class DataConfig(Section):
 
     name: str = "digits"
     root: str | None = None
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**50)
     options: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -71,7 +73,7 @@ class ScheduleConfig(Section):
     """The learning rate over the run: constant, step (divided at milestones), cosine or one-cycle."""
 
     name: Literal["constant", "step", "cosine", "one-cycle"] = "one-cycle"
-    milestones: list[int] = Field(default_factory=list)
+    milestones: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     factor: float = Field(0.1, gt=0, lt=1)
     warmup: float = Field(0.3, ge=0, lt=1)
 
@@ -81,7 +83,7 @@ class RunConfig(Section):
 
     epochs: int = Field(30, ge=1)
     batch: int = Field(64, ge=1)
-    seed: int = Field(0, ge=0, lt=2**31)
+    seed: int = Field(0, ge=0, lt=2**50)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     ema: float | None = Field(None, gt=0, lt=1)
     device: str = "auto"
@@ -92,7 +94,7 @@ class RunConfig(Section):
     threads: int | None = Field(None, ge=1)
     evaluate_every: int = Field(1, ge=1)
     checkpoint_every: int | None = Field(None, ge=1)
-    checkpoint_seconds: float | None = Field(60.0, gt=0)
+    checkpoint_seconds: float = Field(60.0, ge=0)  # 0: not by the clock
     sharding: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
 
@@ -110,8 +112,8 @@ class Config(Section):
     def _check(self) -> Config:
         if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
-        if self.optimizer.nesterov and self.optimizer.momentum == 0:
-            raise ValueError("optimizer.nesterov needs optimizer.momentum above 0")
+        if self.optimizer.nesterov and (self.optimizer.name != "sgd" or self.optimizer.momentum == 0):
+            raise ValueError("optimizer.nesterov is for sgd with optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
             raise ValueError('run.ema needs run.sharding="ddp": a sharded network has no average here')
         return self
@@ -160,13 +162,28 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise TensorDropoutError(_explain(error)) from None
-    check_name("net", config.net.name, NETS)
-    check_name("head", config.net.head, HEADS)
-    for option in config.data.options:
-        known = describe_options(config.data.name)
+    _check_options(config.data)
+    settings = config.net.settings()
+    check_name("net", settings.pop("name"), NETS)
+    head, _ = settings.pop("head"), settings.pop("stem", None)
+    check_name("head", head, HEADS)
+    refuse_unused(head, settings)
+    return config
+
+
+def _check_options(data: DataConfig) -> None:
+    """Refuse options that the data set does not have, and values of another type."""
+    known = describe_options(data.name)
+    types = inspect.signature(DATASETS[data.name].import_loader(), eval_str=True).parameters
+    for option, value in data.options.items():
         if option not in known:
             raise TensorDropoutError(f"config: data.options.{option} is unknown; {_suggest(option, list(known))}")
-    return config
+        try:
+            TypeAdapter(types[option].annotation).validate_python(value, strict=True)
+        except ValidationError:
+            raise TensorDropoutError(
+                f"config: data.options.{option} is of type {known[option].type}, got {value!r}"
+            ) from None
 
 
 def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -217,9 +234,12 @@ def _suggest(name: str, known: Sequence[str]) -> str:
 
 def _explain(error: ValidationError) -> str:
     """The first fault as one sentence: key, value, expectation."""
-    fault = error.errors()[0]
-    key = ".".join(str(part) for part in fault["loc"] if not str(part).startswith(("literal", "list", "int", "float")))
-    expected = fault["msg"].removeprefix("Value error, ")
+    kinds = ("literal", "list", "int", "float")
+    keys = [".".join(str(p) for p in fault["loc"] if not str(p).startswith(kinds)) for fault in error.errors()]
+    fault, key = error.errors()[0], keys[0]
+    alternatives = [each["msg"] for each, own in zip(error.errors(), keys, strict=True) if own == key]
+    expected = ", or ".join([alternatives[0], *(each.removeprefix("Input should be ") for each in alternatives[1:])])
+    expected = expected.removeprefix("Value error, ")
     got = "" if isinstance(fault["input"], dict | BaseModel) else f", got {fault['input']!r}"
     where = f" {key}:" if key else ""
     return f"config:{where} {expected[0].lower()}{expected[1:]}{got}"
@@ -280,8 +300,9 @@ def write_toml(config: Config) -> str:
         lines += ["", f"[{table}]"]
         options = section.pop("options", None)
         lines += [f"{key} = {_as_toml(value)}" for key, value in section.items() if value is not None]
-        if options:
-            lines += ["", f"[{table}.options]", *(f"{key} = {_as_toml(value)}" for key, value in options.items())]
+        given = {key: value for key, value in (options or {}).items() if value is not None}
+        if given:
+            lines += ["", f"[{table}.options]", *(f"{key} = {_as_toml(value)}" for key, value in given.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -306,8 +327,7 @@ def _as_toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's strings are TOML's
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_as_toml(item) for item in value) + "]"
     return repr(value)

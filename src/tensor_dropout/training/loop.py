@@ -118,7 +118,8 @@ class Trainer:
                 epoch, first = divmod(self.done, per_epoch)
                 self.run_epoch(epoch, first, interruption)
                 self.finish_epoch(epoch)
-                interruption.stop_if_asked(self.process.world == 1)
+                if self.done < self.steps and self.any_asked(interruption):
+                    raise KeyboardInterrupt
         return self.finish()
 
     def run_epoch(self, epoch: int, first: int, interruption: Interruption) -> None:
@@ -133,22 +134,30 @@ class Trainer:
                 self.check_finite()
             self.reporter.advance(self.show_sums if self.process.world == 1 else None)
             last = self.done % per_epoch == 0
-            if not last and (self.checkpoint_is_due() or interruption.asked):
+            if last:  # finish_epoch saves
+                break
+            often = self.process.world == 1 or self.done % 10 == 0  # asking all processes takes a while
+            stop = often and self.any_asked(interruption)
+            if stop or self.checkpoint_is_due():
                 self.seconds += time.monotonic() - started
                 started = time.monotonic()
                 self.save()
-            if not last:  # else the end of the epoch saves first
-                interruption.stop_if_asked(self.process.world == 1)
+            if stop:
+                raise KeyboardInterrupt
         if self.process.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.monotonic() - started
+
+    def any_asked(self, interruption: Interruption) -> bool:
+        """Whether any process was asked to stop: all of them save and stop after the same step."""
+        return any(self.process.gather(interruption.asked))
 
     def checkpoint_is_due(self) -> bool:
         """By steps, or, with one process, by the clock."""
         every, seconds = self.config.run.checkpoint_every, self.config.run.checkpoint_seconds
         if every is not None and self.done % every == 0:
             return True
-        return self.process.world == 1 and seconds is not None and time.monotonic() - self.saved_at > seconds
+        return self.process.world == 1 and seconds > 0 and time.monotonic() - self.saved_at > seconds
 
     def check_finite(self) -> None:
         """Stop at once when the loss is no longer a number; the last checkpoint is from before."""
@@ -256,9 +265,12 @@ class Trainer:
             self.step.average.updates.copy_(state["average"].pop(""))
             for name, tensor in state["average"].items():
                 self.step.average.state[name].copy_(tensor)
-        if len(state["generators"]) == self.process.world:
+        sums = torch.tensor(state["sums"], dtype=torch.float64)  # (processes, 2)
+        if len(sums) == self.process.world:
             set_generator_states(state["generators"][self.process.rank], self.process.device)
-            self.step.sums.copy_(torch.tensor(state["sums"][self.process.rank], dtype=torch.float64))
+            self.step.sums.copy_(sums[self.process.rank])
+        else:  # other processes than before: equal shares of what was summed up
+            self.step.sums.copy_(torch.stack([sums[:, 0].mean(), sums[:, 1].sum() / self.process.world]))
         if self.process.is_first:
             self.folder.rewind(self.done // self.sampler.steps_per_epoch)
 
@@ -360,7 +372,7 @@ def restore_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: d
             network,
             optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            optim_state_dict=name_states(state["optimizer"]),
             options=options,
         )
     else:
@@ -368,6 +380,16 @@ def restore_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: d
         optimizer.load_state_dict(state["optimizer"])
     for group, (lr, initial) in zip(optimizer.param_groups, rates, strict=True):
         group["lr"], group["initial_lr"] = lr, initial
+
+
+def name_states(saved: dict[str, Any]) -> dict[str, Any]:
+    """The state of an optimizer by the names of its parameters, as shards have it, instead of their numbers."""
+    groups = saved["param_groups"]
+    names = {p: name for group in groups for p, name in zip(group["params"], group["param_names"], strict=True)}
+    return {
+        "state": {names[p]: each for p, each in saved["state"].items()},
+        "param_groups": [{**group, "params": [names[p] for p in group["params"]]} for group in groups],
+    }
 
 
 def gather_network(network: nn.Module, config: Config) -> nn.Module:
@@ -379,7 +401,7 @@ def gather_network(network: nn.Module, config: Config) -> nn.Module:
     state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=False))
     settings = dict(network.settings)  # type: ignore[arg-type]
     whole = build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
-    whole.load_state_dict(state)
+    whole.to(next(network.parameters()).dtype).load_state_dict(state)
     return whole.to(next(network.parameters()).device)
 
 
@@ -427,11 +449,6 @@ class Interruption:
         if self.asked:  # asked twice: at once
             raise KeyboardInterrupt
         self.asked = True
-
-    def stop_if_asked(self, saved: bool) -> None:
-        """Raise what was held back."""
-        if self.asked:
-            raise KeyboardInterrupt("saved" if saved else "")
 
 
 @contextmanager

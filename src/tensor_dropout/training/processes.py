@@ -65,7 +65,10 @@ def joined(device: str) -> Iterator[Process]:
     backend = "nccl" if chosen.type == "cuda" else "gloo"
     if chosen.type == "cuda":
         torch.cuda.set_device(chosen)
-    distributed.init_process_group(backend, timeout=timedelta(minutes=10))
+    store, rank, world = next(distributed.rendezvous("env://", timeout=timedelta(minutes=10)))
+    # torchrun keeps one store over its restarts: without a name of its own, a restart would meet the dead workers.
+    store = distributed.PrefixStore(f"restart-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(minutes=10))
     try:
         yield Process(distributed.get_rank(), distributed.get_world_size(), chosen)
     finally:
@@ -84,6 +87,8 @@ def choose_device(device: str, local: int = 0) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise TensorDropoutError(f"run.device is auto, cpu, cuda or cuda:N, got {device!r}") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise TensorDropoutError(f"run.device is auto, cpu, cuda or cuda:N, got {device!r}")
     if chosen.type == "cuda":
         if not torch.cuda.is_available():
             raise TensorDropoutError(f"run.device={device}: torch sees no CUDA device here; use cpu or auto")

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from tensor_dropout.data.base import Data
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.emission import unwrap
 from tensor_dropout.training.config import Config
 
 Fetch = Callable[..., tuple[Tensor, Tensor]]
@@ -91,7 +92,7 @@ class Step:
         self.config, self.device = config, device
         self.dtype = choose_dtype(config, device)
         self.memory_format = choose_memory_format(config, data, device)
-        self.average = Average(network, config.run.ema) if config.run.ema is not None else None
+        self.average = Average(unwrap(network), config.run.ema) if config.run.ema is not None else None
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
         """Sums since they were last set to zero: of the mean losses, and of what is counted."""
         self._update: Callable[..., None] = self.update

@@ -1,0 +1,495 @@
+"""``tensor-dropout train``, ``ls`` and ``predict`` as a user types them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import tensor_dropout as td
+from tensor_dropout import cli
+from tensor_dropout.data import load_data
+from tensor_dropout.training.config import resolve_config
+from tensor_dropout.training.sampling import Feed, Sampler
+from training_runs import read_metrics, read_weights, run_forked
+
+QUIET = ["--device", "cpu", "--set", "run.threads=1"]
+FILES = ["config.toml", "metrics.jsonl", "model.safetensors", "predictions.csv", "result.json", "run.json"]
+
+
+def invoke(*arguments):
+    return CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def train(folder, *arguments):
+    result = invoke("train", *QUIET, *arguments, "--out", folder)
+    assert result.exit_code == 0, f"{result.output} {result.exception!r}"
+    return result.output
+
+
+def fail(*arguments):
+    """The one sentence of a command that fails."""
+    result = invoke(*arguments)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+    line = result.output.splitlines()[-1]
+    assert line.startswith("Error: ")
+    return line
+
+
+def fail_forked(capfd, *arguments):
+    """As ``fail``, in a process of its own: what is left of a loader that failed ends with it."""
+    assert run_forked(cli.app, [str(argument) for argument in arguments]) == 1
+    errors = capfd.readouterr().err
+    assert "Traceback" not in errors
+    line = errors.splitlines()[-1]
+    assert line.startswith("Error: ")
+    return line
+
+
+def read_predictions(folder):
+    with (folder / "predictions.csv").open(encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def read_result(folder):
+    return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+
+
+# Digits and phantoms: the issue's two runs in a smaller form.
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    return folder, train(folder, "--data", "digits", "--head", "rtrl-cp", "--epochs", 6)
+
+
+@pytest.fixture(scope="module")
+def phantom(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "phantom"
+    size = ["--set", "data.options.n=240", "--set", "data.options.size=16,20,16"]
+    return folder, train(folder, "--data", "phantom", "--epochs", 12, "--batch", 12, *size)
+
+
+def test_digits_are_learned(digits):
+    folder, output = digits
+    result = read_result(folder)
+    assert result["test"]["accuracy"] >= 90
+    assert f"test: accuracy {result['test']['accuracy']:.4g}" in output
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("checkpoint-")) == FILES
+    assert all(str(folder / name) in output for name in FILES)
+
+
+def test_phantoms_are_learned(phantom):
+    folder, output = phantom
+    result = read_result(folder)["test"]
+    assert result["mae"] < 0.8 * result["mae_of_the_mean"]
+    assert "SIMULATED" in output
+
+
+def test_every_test_example_is_in_the_predictions(digits):
+    folder, _ = digits
+    rows, data = read_predictions(folder), load_data("digits")
+    assert [row["name"] for row in rows] == data.test.names
+    assert [int(row["target"]) for row in rows] == data.test.targets.tolist()
+    accuracy = 100 * np.mean([row["target"] == row["predicted"] for row in rows])
+    result = read_result(folder)["test"]
+    assert accuracy == pytest.approx(result["accuracy"])
+    assert np.mean([float(row["nll"]) for row in rows]) == pytest.approx(result["nll"], abs=1e-5)
+
+
+def test_the_model_gives_the_predictions(digits):
+    folder, _ = digits
+    data, network = load_data("digits"), td.load(folder / "model.safetensors").eval()
+    with torch.no_grad():
+        logits = network(data.prepare(data.test.inputs))
+    assert logits.argmax(1).tolist() == [int(row["predicted"]) for row in read_predictions(folder)]
+    confidence = logits.softmax(1).amax(1)
+    found = torch.tensor([float(row["confidence"]) for row in read_predictions(folder)])
+    torch.testing.assert_close(found, confidence, rtol=0, atol=1e-5)
+
+
+def test_predicted_ages_and_their_deviation(phantom):
+    folder, _ = phantom
+    rows = read_predictions(folder)
+    error = np.mean([abs(float(row["target"]) - float(row["predicted"])) for row in rows])
+    assert error == pytest.approx(read_result(folder)["test"]["mae"], rel=1e-4)
+    assert all(0 < float(row["std"]) < 60 for row in rows)
+
+
+def test_metrics_have_a_line_per_epoch(digits):
+    folder, _ = digits
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert lines[-1]["validation"] == pytest.approx(read_result(folder)["validation"])
+    assert all(0 <= line["accuracy"] <= 100 and line["seconds"] > 0 and line["lr"] > 0 for line in lines)
+
+
+def test_the_record_says_what_made_it(digits):
+    folder, _ = digits
+    record = json.loads((folder / "run.json").read_text())
+    assert record["settings"]["run.epochs"] == 6
+    assert record["data"]["examples"] == {"train": 1077, "validation": 360, "test": 360}
+    assert "UCI" in record["data"]["provenance"]
+    assert record["environment"]["torch"] == torch.__version__
+    assert record["environment"]["tensor_dropout"] == td.__version__
+    if (Path(td.__file__).parents[2] / ".git").exists():
+        assert len(record["environment"]["commit"]) == 40
+        assert isinstance(record["environment"]["dirty"], bool)
+
+
+def test_the_written_config_is_the_run(digits, phantom, tmp_path):
+    for folder, _ in (digits, phantom):
+        config = resolve_config(folder / "config.toml")
+        settings = json.loads((folder / "run.json").read_text())["settings"]
+        assert config.run.epochs == settings["run.epochs"]
+        assert config.data.options.get("size") == settings.get("data.options.size")
+        (tmp_path / "again.toml").write_text((folder / "config.toml").read_text())
+        assert resolve_config(tmp_path / "again.toml") == config
+        output = train(folder, folder / "config.toml")  # the same settings: the run is done, nothing is repeated
+        assert "test: " in output
+        assert "epoch 1/" not in output
+
+
+def test_a_run_from_the_written_config_is_the_same_run(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    train(first, "--epochs", 1, "--head", "rtrl-tucker", "--rank", "8,2,2,5", "--theta", 0.7, "--lr", 0.01)
+    train(second, first / "config.toml")
+    ours, theirs = read_weights(first), read_weights(second)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert read_metrics(first) == read_metrics(second)
+
+
+def test_other_settings_need_another_folder(digits):
+    folder, _ = digits
+    line = fail("train", "--data", "digits", "--epochs", 7, *QUIET, "--out", folder)
+    assert "run.epochs=6" in line
+    assert "7" in line
+    assert "--out" in line
+
+
+def test_ls_shows_the_runs(digits, phantom, tmp_path):
+    output = invoke("ls", digits[0].parent.parent).output
+    accuracy = f"accuracy {read_result(digits[0])['test']['accuracy']:.2f}"
+    error = f"mae {read_result(phantom[0])['test']['mae']:.2f}"
+    for text in ("digits", "phantom (simulated)", "resnet-mini", "rtrl-cp", "6/6", "12/12", "done", accuracy, error):
+        assert text in output
+    assert "no runs" in invoke("ls", tmp_path).output
+    assert invoke("ls", tmp_path / "nowhere").exit_code == 2
+
+
+def test_ls_shows_runs_that_are_not_done(tmp_path):
+    train(tmp_path / "run", "--epochs", 1)
+    (tmp_path / "run" / "result.json").unlink()
+    assert "interrupted" in invoke("ls", tmp_path).output
+    for path in (tmp_path / "run").glob("checkpoint-*"):
+        path.unlink()
+    assert "begun" in invoke("ls", tmp_path).output
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert "no runs" in invoke("ls", tmp_path).output
+
+
+def test_the_default_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert invoke("train", *QUIET, "--epochs", 1, "--head", "fc", "--seed", 3).exit_code == 0
+    assert (tmp_path / "out" / "runs" / "digits" / "fc-seed3" / "result.json").is_file()
+    assert "fc" in invoke("ls").output
+
+
+def test_synthetic_regression_trains(tmp_path):
+    options = ["--set", "data.options.shape=8,8,8", "--set", "data.options.n=120", "--set", "data.options.rank=2"]
+    train(tmp_path, "--data", "synthetic", "--epochs", 1, "--batch", 20, *options)
+    assert read_result(tmp_path)["task"] == "regression"
+
+
+def test_terminated_in_a_real_process_the_command_goes_on(tmp_path):
+    """The whole command in its own process: SIGTERM, status 130, one sentence, and the same command again."""
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "tensor_dropout", "train", *QUIET, "--epochs", "100", "--out", str(folder)]
+    listen = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
+    process = subprocess.Popen(command, preexec_fn=listen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob("checkpoint-*.pt")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "train: interrupted; the same command goes on from the last checkpoint" in errors
+    assert "Traceback" not in errors
+    assert 0 < len(read_metrics(folder)) < 100
+
+
+# Pictures, read in worker processes.
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """Two classes, of two colours: 12 pictures each to train on and 4 to test on."""
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+    root, random = tmp_path / "pictures", np.random.default_rng(0)
+    for part, n in (("train", 12), ("val", 4)):
+        for label, colour in (("dark", 60), ("light", 190)):
+            (root / part / label).mkdir(parents=True)
+            for k in range(n):
+                pixels = np.clip(colour + random.normal(0, 30, (24, 30, 3)), 0, 255).astype(np.uint8)
+                image.fromarray(pixels).save(root / part / label / f"{label}{k}.JPEG")
+    return root
+
+
+def picture_command(root, *arguments, workers=2):
+    options = {"size": 16, "resize": 20, "validation": 0}
+    settings = [part for key, value in options.items() for part in ("--set", f"data.options.{key}={value}")]
+    settings += ["--set", f"run.workers={workers}", "--net", "resnet-mini", "--epochs", 2, "--batch", 6]
+    return ["--data", "imagefolder", "--root", root, *settings, *arguments]
+
+
+def test_pictures_train_and_are_predicted(pictures, tmp_path):
+    folder = tmp_path / "run"
+    train(folder, *picture_command(pictures))
+    rows = read_predictions(folder)
+    assert len(rows) == 8
+    output = invoke("predict", folder, pictures / "val", "-o", tmp_path / "out.csv")
+    assert output.exit_code == 0, output.output
+    with (tmp_path / "out.csv").open() as file:
+        predicted = list(csv.DictReader(file))
+    for row, again in zip(rows, predicted, strict=True):
+        assert again["file"].endswith(row["name"].removeprefix("val/"))
+        assert again["class"] == ["dark", "light"][int(row["predicted"])]
+        assert float(again["probability"]) == pytest.approx(float(row["confidence"]), abs=1e-4)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".jpeg", ".JPG", ".bmp", ".webp", ".png"])
+def test_a_folder_of_any_kind_of_picture_is_predicted(pictures, tmp_path, suffix):
+    from PIL import Image
+
+    train(tmp_path / "run", *picture_command(pictures, workers=0))
+    (tmp_path / "more").mkdir()
+    Image.new("RGB", (30, 30), (200, 10, 10)).save(tmp_path / "more" / f"one{suffix}")
+    result = invoke("predict", tmp_path / "run", tmp_path / "more")
+    assert result.exit_code == 0, result.output
+    assert f"one{suffix}" in result.output
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_picture_in_the_middle_of_an_epoch_is_named(pictures, tmp_path, workers, capfd):
+    bad = pictures / "train" / "light" / "light5.JPEG"
+    bad.write_bytes(bad.read_bytes()[:200])
+    command = picture_command(pictures, *QUIET, workers=workers)
+    line = fail_forked(capfd, "train", *command, "--out", tmp_path / "run")
+    assert str(bad) in line
+    assert "skip_unreadable=true" in line
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        train(tmp_path / "other", *command, "--set", "data.options.skip_unreadable=true")
+    assert len(read_predictions(tmp_path / "other")) == 8
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_picture_among_those_to_test_on_is_named(pictures, tmp_path, workers, capfd):
+    bad = pictures / "val" / "dark" / "dark1.JPEG"
+    bad.write_bytes(b"no picture")
+    command = picture_command(pictures, *QUIET, workers=workers)
+    line = fail_forked(capfd, "train", *command, "--out", tmp_path / "run")
+    assert str(bad) in line
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_on_pictures_that_is_cut_off_ends_bit_identical(pictures, tmp_path, workers):
+    """Random crops are drawn by the workers: they must not depend on where a run was cut off."""
+    command = picture_command(pictures, "--set", "run.checkpoint_every=1", workers=workers)
+    train(tmp_path / "whole", *command)
+    train(tmp_path / "cut", *command)
+    assert read_metrics(tmp_path / "whole") == read_metrics(tmp_path / "cut")
+    for name in ("result.json", max(path.name for path in (tmp_path / "cut").glob("checkpoint-*"))):
+        (tmp_path / "cut" / name).unlink()  # as if it had been killed in its last step
+    train(tmp_path / "cut", *command)
+    ours, theirs = read_weights(tmp_path / "cut"), read_weights(tmp_path / "whole")
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
+
+
+def test_crops_differ_between_runs_and_between_processes(pictures):
+    """All pictures are the same one, so that equal crops are equal draws."""
+    same = (pictures / "train" / "dark" / "dark0.JPEG").read_bytes()
+    for path in (pictures / "train").rglob("*.JPEG"):
+        path.write_bytes(same)
+    data = load_data("imagefolder", root=pictures, size=16, resize=20, validation=0)
+
+    def crops(seed, rank):
+        feed = Feed(data.train, Sampler(len(data.train), 12, seed, rank, 2), torch.device("cpu"), 1)
+        return torch.cat([x for x, _ in feed.starts(0, 0)])
+
+    first = crops(seed=0, rank=0)
+    assert torch.equal(first, crops(seed=0, rank=0))
+    assert len(first.flatten(1).unique(dim=0)) == len(first)
+    assert not torch.equal(first, crops(seed=1, rank=0))
+    assert not torch.equal(first, crops(seed=0, rank=1))
+
+
+# Scans.
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    """Forty people in BIDS' folders; the brighter a box inside, the older. Numbers with fractions, as most scans."""
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    root, random = tmp_path_factory.mktemp("scans"), np.random.default_rng(0)
+    lines = ["participant_id\tage\theight"]
+    for i in range(40):
+        age = 20 + 1.5 * i
+        volume = random.normal(100, 10, (16, 18, 16)).astype(np.float32)
+        volume[2:14, 3:9, 3:13] += 3 * age
+        volume[2:14, 9:15, 3:13] += 150
+        name = f"sub-{i:02d}"
+        (root / name / "anat").mkdir(parents=True)
+        nibabel.save(nibabel.Nifti1Image(volume, np.diag([2.0, 2, 2, 1])), root / name / "anat" / f"{name}_T1w.nii.gz")
+        lines.append(f"{name}\t{age}\t{150 + i}")
+    (root / "participants.tsv").write_text("\n".join(lines) + "\n")
+    return root
+
+
+SCANS = ["--target", "age", "--net", "resnet-mini", "--head", "rtrl-tucker", "--epochs", 12, "--batch", 6]
+
+
+@pytest.fixture(scope="module")
+def scanned(scans, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "scans"
+    train(folder, "--data", "nifti", "--root", scans, *SCANS, "--lr", 0.003)
+    return folder
+
+
+def test_a_folder_of_scans_trains(scanned):
+    result = read_result(scanned)
+    assert result["target"] == "age"
+    assert result["test"]["mae"] < 0.6 * result["test"]["mae_of_the_mean"]
+
+
+def test_a_scan_is_predicted_as_in_the_run(scans, scanned, tmp_path):
+    rows = read_predictions(scanned)
+    files = [scans / f"{row['name']}.nii.gz" for row in rows]
+    result = invoke("predict", scanned, *files, "-o", tmp_path / "new" / "ages.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "new" / "ages.csv").open() as file:
+        predicted = list(csv.DictReader(file))
+    assert [row["file"] for row in predicted] == [str(path) for path in files]
+    for row, again in zip(rows, predicted, strict=True):
+        # The run's volumes are stored in float16.
+        assert float(again["age"]) == pytest.approx(float(row["predicted"]), abs=0.05)
+        assert float(again["age_std"]) == pytest.approx(float(row["std"]), rel=0.01)
+    assert f"{float(predicted[0]['age']):.4g}" in result.output
+
+
+def test_a_whole_folder_is_predicted(scans, scanned):
+    result = invoke("predict", scanned, scans)
+    assert result.exit_code == 0
+    assert result.output.count("_T1w.nii.gz") == 40
+
+
+def test_several_targets_are_all_predicted(scans, tmp_path):
+    config = tmp_path / "two.toml"
+    config.write_text('[data]\nname = "nifti"\n[data.options]\ntarget = ["age", "height"]\n')
+    command = ["--root", scans, "--net", "resnet-mini", "--epochs", 1, "--batch", 6]
+    train(tmp_path / "run", config, *command)
+    row = read_predictions(tmp_path / "run")[0]
+    result = invoke("predict", tmp_path / "run", scans / f"{row['name']}.nii.gz", "-o", tmp_path / "out.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "out.csv").open() as file:
+        (predicted,) = csv.DictReader(file)
+    assert float(predicted["age"]) == pytest.approx(float(row["predicted_0"]), abs=0.1)
+    assert float(predicted["height"]) == pytest.approx(float(row["predicted_1"]), abs=0.1)
+
+
+def test_a_network_in_float64_is_asked_too(scans, tmp_path):
+    train(tmp_path / "run", "--data", "nifti", "--root", scans, *SCANS, "--epochs", 1, "--set", "run.precision=float64")
+    row = read_predictions(tmp_path / "run")[0]
+    result = invoke("predict", tmp_path / "run", scans / f"{row['name']}.nii.gz")
+    assert result.exit_code == 0, repr(result.exception)
+
+
+def test_what_cannot_be_predicted(scans, scanned, digits, tmp_path):
+    import nibabel
+
+    scan = next(scans.rglob("*.nii.gz"))
+    assert "no file" in fail("predict", scanned, tmp_path / "nowhere.nii.gz")
+    assert "run.json" in fail("predict", tmp_path, scan)
+    (tmp_path / "empty").mkdir()
+    assert "no scans or pictures" in fail("predict", scanned, tmp_path / "empty")
+    nibabel.save(nibabel.Nifti1Image(np.random.rand(9, 9, 9), np.eye(4)), tmp_path / "small.nii")
+    line = fail("predict", scanned, tmp_path / "small.nii")
+    assert "(9, 9, 9)" in line
+    assert "(16, 18, 16)" in line
+    (tmp_path / "damaged.nii.gz").write_bytes(scan.read_bytes()[:100])
+    assert "damaged.nii.gz" in fail("predict", scanned, tmp_path / "damaged.nii.gz")
+    assert "no files of its own" in fail("predict", digits[0], scan)
+    assert invoke("predict", scanned).exit_code == 2
+
+
+def test_an_unfinished_run_does_not_predict(scans, scanned, tmp_path):
+    for name in ("run.json", "config.toml"):
+        (tmp_path / name).write_bytes((scanned / name).read_bytes())
+    assert "not the folder of a finished run" in fail("predict", tmp_path, next(scans.rglob("*.nii.gz")))
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        ("no folder", ["there is no folder", "participants.tsv"]),
+        ("no table", ["tables", "participants.tsv"]),
+        ("no column", ["no 'iq' column", "age"]),
+        ("no scan", ["no file that matches"]),
+        ("NaN", ["sub-00_T1w.nii.gz", "NaN"]),
+        ("shape", ["differ in shape", "crop='brain'"]),
+        ("missing", ["without a target", "missing='skip'"]),
+    ],
+)
+def test_scans_that_cannot_be_used_are_named(tmp_path, change, parts):
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    root = tmp_path / "root"
+    if change != "no folder":
+        root.mkdir()
+        ages = ["n/a" if change == "missing" and i == 2 else str(30 + i) for i in range(6)]
+        if change != "no table":
+            lines = ["participant_id\tage", *(f"sub-{i:02d}\t{age}" for i, age in enumerate(ages))]
+            (root / "participants.tsv").write_text("\n".join(lines) + "\n")
+        for i in range(0 if change == "no scan" else 6):
+            volume = np.random.rand(8, 8, 9 if change == "shape" and i == 3 else 8)
+            volume[0, 0, 0] = np.nan if change == "NaN" and i == 0 else 1
+            nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), root / f"sub-{i:02d}_T1w.nii.gz")
+    target = "iq" if change == "no column" else "age"
+    line = fail("train", "--data", "nifti", "--root", root, "--target", target, "--out", tmp_path / "run")
+    assert [part for part in parts if part not in line] == [], line
+    assert not (tmp_path / "run").exists()
+
+
+def test_ixi_trains_and_predicts(tmp_path):
+    """Real scans, through the command that their owner would type."""
+    root = Path(os.environ.get("TENSOR_DROPOUT_DATA", "nowhere")) / "ixi"
+    if not root.is_dir():
+        pytest.skip("needs the environment variable TENSOR_DROPOUT_DATA, a folder with ixi in it")
+    pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    cache = ["--set", f"data.options.cache={tmp_path / 'cache'}", "--set", "data.options.resample=6"]
+    command = ["--data", "nifti", "--root", root, "--net", "resnet-mini", "--epochs", 1, "--batch", 16]
+    train(tmp_path / "run", *command, *cache)
+    row = read_predictions(tmp_path / "run")[0]
+    (scan,) = root.rglob(f"{Path(row['name']).name}.nii*")
+    result = invoke("predict", tmp_path / "run", scan, "-o", tmp_path / "age.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "age.csv").open() as file:
+        (predicted,) = csv.DictReader(file)
+    assert float(predicted["age"]) == pytest.approx(float(row["predicted"]), abs=0.2)
+    assert float(predicted["age_std"]) > 0
