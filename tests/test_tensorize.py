@@ -291,8 +291,9 @@ def test_torchvision_networks_convert_exactly(name, dtype):
 def test_torchvision_squeezenet_is_refused():
     models = import_or_skip("torchvision.models")
     model = models.squeezenet1_0(weights=None, num_classes=5).eval()
+    x = torch.randn(2, 3, 64, 64)
     with refused("found no head", model):
-        td.tensorize_(model, torch.randn(2, 3, 64, 64))
+        td.tensorize_(model, x)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=["float32", "float64"])

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -60,6 +61,8 @@ def assert_equal_runs(found, expected):
 
 def fork(function, *arguments):
     """Start a function in a copy of this process, which knows torch already; the child's id."""
+    if torch.cuda.is_initialized():
+        pytest.skip("a test before this one used the GPU, and CUDA cannot be used in a copy of such a process")
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
