@@ -508,7 +508,8 @@ def test_without_tensorboard_nothing_is_logged(tmp_path):
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("speed", ["graph", "compile"])
 @pytest.mark.parametrize("kind", ["digits", "phantom"])
-def test_a_captured_step_trains_as_an_eager_one(tmp_path, digits, heads, speed, kind, name):
+def test_a_captured_step_trains_as_an_eager_one(tmp_path, digits, heads, speed, kind, name, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     data, batch = (digits, 64) if kind == "digits" else (heads, 7)
     settings = {"run__device": "cuda", "run__precision": "float32", "net__head": "trl-cp", "optimizer__name": name}
     settings |= {"run__batch": batch, "run__ema": 0.9, "optimizer__clip": 1.0, "run__epochs": 10}
@@ -527,15 +528,16 @@ def test_a_captured_step_trains_as_an_eager_one(tmp_path, digits, heads, speed, 
 
 
 def assert_alike(found, expected):
-    """Within 5 % as a whole: convolutions on a GPU round in TF32, and a single weight may go another way."""
-    for key, truth in expected.items():
-        if truth.is_floating_point():
-            assert (found[key] - truth).norm() <= 0.05 * truth.norm() + 1e-4, key
+    """Within 2 % over all weights together: Adam's first steps follow signs, so a single small weight may differ."""
+    names = [name for name, truth in expected.items() if truth.is_floating_point()]
+    truth = torch.cat([expected[name].detach().flatten() for name in names])
+    assert (torch.cat([found[name].detach().flatten() for name in names]) - truth).norm() <= 0.02 * truth.norm()
 
 
 @cuda
 @pytest.mark.parametrize("speed", ["eager", "graph"])
-def test_channels_last_trains_alike_on_a_gpu(tmp_path, digits, speed):
+def test_channels_last_trains_alike_on_a_gpu(tmp_path, digits, speed, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     settings = {"run__device": "cuda", "run__precision": "float32", "net__head": "trl-tucker", "run__speed": speed}
     process = loop.Process(0, 1, torch.device("cuda", 0))
     found = []
