@@ -138,12 +138,19 @@ def test_the_error_falls_along_the_path(factorization, shape):
     assert errors[-1] < 1e-12 < errors[0]
 
 
+@pytest.fixture
+def tensorly():
+    """TensorLy on NumPy inside the test: its backend is a global switch that other tests turn, too."""
+    module = pytest.importorskip("tensorly", reason="TensorLy is not installed")
+    with module.backend_context("numpy", local_threadsafe=True):
+        yield module
+
+
 TENSORLY = [((6, 4, 5), 0), ((5, 3, 3, 4), 1), ((8, 4, 4, 6), 2)]
 
 
 @pytest.mark.parametrize(("shape", "seed"), TENSORLY)
-def test_tucker_is_as_good_as_tensorly(shape, seed):
-    tensorly = pytest.importorskip("tensorly", reason="TensorLy is not installed")
+def test_tucker_is_as_good_as_tensorly(tensorly, shape, seed):
     from tensorly.decomposition import tucker
 
     weight = draw(shape, seed)
@@ -156,8 +163,7 @@ def test_tucker_is_as_good_as_tensorly(shape, seed):
 
 @pytest.mark.parametrize(("shape", "seed"), TENSORLY)
 @pytest.mark.parametrize("R", [1, 3, 6])
-def test_cp_is_as_good_as_tensorly(shape, seed, R):
-    tensorly = pytest.importorskip("tensorly", reason="TensorLy is not installed")
+def test_cp_is_as_good_as_tensorly(tensorly, shape, seed, R):
     from tensorly.decomposition import parafac
 
     weight = draw(shape, seed)
@@ -169,8 +175,7 @@ def test_cp_is_as_good_as_tensorly(shape, seed, R):
 
 
 @pytest.mark.parametrize(("shape", "seed"), TENSORLY)
-def test_tt_is_as_good_as_tensorly(shape, seed):
-    tensorly = pytest.importorskip("tensorly", reason="TensorLy is not installed")
+def test_tt_is_as_good_as_tensorly(tensorly, shape, seed):
     from tensorly.decomposition import tensor_train as train
 
     weight = draw(shape, seed)
