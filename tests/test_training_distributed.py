@@ -50,7 +50,7 @@ def free_port():
 def run_on_two(folder, cases):
     """Run every case, a name with ``(check, *arguments)``, on two processes; the failures of each."""
     ports = [free_port() for _ in cases]
-    mp.start_processes(_run_cases, args=(cases, ports, str(folder)), nprocs=WORLD, start_method="fork")
+    mp.start_processes(_run_cases, args=(cases, ports, str(folder)), nprocs=WORLD, start_method="spawn")
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
 
 
@@ -337,7 +337,7 @@ def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(two, tmp_path):
 def run_within(seconds, folder, cases, ports):
     """As ``run_on_two``, but what does not end in time is killed: the failures, or "hung" for each such process."""
     arguments = (cases, ports, str(folder))
-    context = mp.start_processes(_run_cases, args=arguments, nprocs=WORLD, join=False, start_method="fork")
+    context = mp.start_processes(_run_cases, args=arguments, nprocs=WORLD, join=False, start_method="spawn")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and any(process.is_alive() for process in context.processes):
         time.sleep(0.05)
