@@ -77,14 +77,14 @@ def predict(
             f"predict: {type(model).__name__} has no tensor regression layer with dropout, so mode={mode!r} has "
             "nothing to average; use mode='mean'"
         )
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluating(model):
         if mode == "exact":
             return _predict_exact(model, x, n_samples, task)
         if mode == "sample":
-            with _at_test(model, "sample"):
+            with at_test(model, "sample"):
                 draws = torch.stack([_run(model, x) for _ in range(n_samples)])
             return _describe(draws.mean(0), draws.std(0), draws, task)
-        with _at_test(model, "mean"):
+        with at_test(model, "mean"):
             output = _run(model, x)
         return _describe(output, None, output.unsqueeze(0), task)
 
@@ -147,7 +147,8 @@ def _random_state(x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in ``eval`` mode inside the block; every module's own mode comes back after it."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -158,13 +159,14 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _at_test(model: nn.Module, at_test: Literal["mean", "sample"]) -> Iterator[None]:
+def at_test(model: nn.Module, setting: Literal["mean", "sample"]) -> Iterator[None]:
+    """Every tensor dropout takes its mean, or goes on drawing, in ``eval`` mode inside the block."""
     dropouts = find_dropouts(model)
     before = [dropout.at_test for dropout in dropouts]
     for dropout in dropouts:
-        dropout.at_test = at_test
+        dropout.at_test = setting
     try:
         yield
     finally:
-        for dropout, setting in zip(dropouts, before, strict=True):
-            dropout.at_test = setting
+        for dropout, old in zip(dropouts, before, strict=True):
+            dropout.at_test = old

@@ -1,0 +1,379 @@
+"""What is attacked: a network with its input bounds, its preparation, its task and its way to predict.
+
+Attacks see a function with a gradient. Everything random lives here: a target averages over draws, so that no attack
+needs to know of it (expectation over transformation; Athalye, Carlini, Wagner, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from tensor_dropout.data.base import Task
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.emission import emit, unwrap
+from tensor_dropout.layers.regression import TensorRegression, randomized_layers
+from tensor_dropout.nets import ResNet, WeightDropoutTucker
+from tensor_dropout.prediction import at_test, evaluating, predict
+from tensor_dropout.robustness.losses import Loss
+
+Mode = Literal["mean", "sample", "exact"]
+
+
+class Ascent(NamedTuple):
+    """What an attack learns about a batch.
+
+    Attributes:
+        loss: (B,): averaged over the draws.
+        gradient: of the loss with respect to the input, like x; zeros where the network has none.
+        scores: (B, O): logits (of several draws: the log of the averaged softmax), or the mean output of a regression.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    scores: Tensor
+
+
+class Predicted(NamedTuple):
+    """What a target says about a batch.
+
+    Attributes:
+        output: (B, O): class probabilities, or a regression's output.
+        std: (B, O): a regression's standard deviation over masks, draws or members; None without any.
+    """
+
+    output: Tensor
+    std: Tensor | None
+
+
+class Nature(NamedTuple):
+    """What :meth:`Target.examine` found out.
+
+    Attributes:
+        randomized: two passes of one batch differ.
+        differentiable: autograd reaches the input, with a gradient that is not 0 for all examples.
+        zero_gradients: the share of examples whose gradient is 0 everywhere, or too small for float32.
+    """
+
+    randomized: bool
+    differentiable: bool
+    zero_gradients: float
+
+
+VANISHING = 1e-20
+"""A gradient below this everywhere counts as vanished: products in a backward pass underflow near it in float32."""
+
+
+class Target:
+    """A network as an attacker, or a source of noise, meets it.
+
+    Its parameters, modes and settings are as before after every call; while a call runs, the network is in ``eval``
+    mode and its parameters need no gradient.
+
+    Args:
+        model: maps prepared inputs (B, C, *size) to logits or numbers; several models are an ensemble, whose
+            probabilities or outputs are averaged.
+        bounds: the smallest and largest value that an input can have; ``(-inf, inf)`` for none.
+        prepare: from inputs within the bounds to what the model takes, e.g. a normalisation; differentiable.
+        task: "classification" or "regression".
+        mode: "mean", the network as it is in ``eval``; "sample", with tensor dropout, and ``nn.Dropout``, drawn
+            anew and averaged (Monte-Carlo dropout); "exact", the mean network with the exact moments of its last
+            layer.
+        n_samples: draws of a prediction; None: 32, or 1 for the mode "mean".
+        eot_samples: draws behind a gradient; None: as many as for a prediction.
+        batch: examples that pass through the network at once.
+
+    Raises:
+        TensorDropoutError: if a setting is none of these.
+
+    Example:
+        >>> import tensor_dropout as td
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), td.CPRegression((4, 6, 6), 10, rank=5, dropout=0.8))
+        >>> target = Target(net, bounds=(0, 1), prepare=lambda x: (x - 0.5) / 0.25)
+        >>> x = torch.rand(2, 1, 8, 8)
+        >>> target.predict(x).output.shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Sequence[nn.Module],
+        *,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        prepare: Callable[[Tensor], Tensor] | None = None,
+        task: Task = "classification",
+        mode: Mode = "mean",
+        n_samples: int | None = None,
+        eot_samples: int | None = None,
+        batch: int = 256,
+    ) -> None:
+        self.members = [model] if isinstance(model, nn.Module) else list(model)
+        if not self.members or any(not isinstance(member, nn.Module) for member in self.members):
+            raise TensorDropoutError(f"target: a module, or a list of modules, is expected, got {type(model).__name__}")
+        if len(bounds) != 2 or not bounds[0] < bounds[1]:
+            raise TensorDropoutError(f"target: bounds are (smallest, largest), got {bounds}")
+        if task not in ("classification", "regression"):
+            raise TensorDropoutError(f"target: task is 'classification' or 'regression', got {task!r}")
+        if mode not in ("mean", "sample", "exact"):
+            raise TensorDropoutError(f"target: mode is 'mean', 'sample' or 'exact', got {mode!r}")
+        n_samples = n_samples if n_samples is not None else 1 if mode == "mean" else 32
+        eot_samples = eot_samples if eot_samples is not None else 1 if mode == "exact" else n_samples
+        for name, count in (("n_samples", n_samples), ("eot_samples", eot_samples), ("batch", batch)):
+            if type(count) is not int or count < 1:
+                raise TensorDropoutError(f"target: {name} is a whole number of at least 1, got {count!r}")
+        self.bounds = (float(bounds[0]), float(bounds[1]))
+        self.prepare = prepare if prepare is not None else nn.Identity()
+        self.task: Task = task
+        self.mode: Mode = mode
+        self.n_samples, self.eot_samples, self.batch = n_samples, eot_samples, batch
+        self._randomized: bool | None = None
+        self._outputs: int | None = None
+        self._heads_only = mode == "sample" and all(_is_random_in_its_head_only(member) for member in self.members)
+
+    def clip(self, x: Tensor) -> Tensor:
+        """The inputs, brought back within the bounds."""
+        return x.clamp(*self.bounds)
+
+    def ascend(self, x: Tensor, y: Tensor, loss: Loss, goal: Tensor | None = None) -> Ascent:
+        """The loss of every example, its gradient with respect to the input, and the scores, over ``eot_samples``.
+
+        Raises:
+            TensorDropoutError: if the network returns a number that is not finite.
+        """
+        with self._settled():
+            parts = [self._ascend(*rows, loss) for rows in self._split(x, y, goal)]
+        return Ascent(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def _ascend(self, x: Tensor, y: Tensor, goal: Tensor | None, loss: Loss) -> Ascent:
+        with torch.enable_grad():
+            z = x.detach().requires_grad_()
+            draws = self._draw(z, self.eot_samples)
+            values = torch.stack([loss(outputs, y, goal) for outputs in draws]).mean(0)
+            gradient = None
+            if values.requires_grad:
+                (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True)
+        gradient = torch.zeros_like(x) if gradient is None else gradient.nan_to_num(0.0, 0.0, 0.0)
+        return Ascent(values.detach(), gradient, self._score(draws.detach()))
+
+    @torch.no_grad()
+    def score(self, x: Tensor, y: Tensor, loss: Loss, goal: Tensor | None = None) -> Ascent:
+        """As :meth:`ascend`, without the gradient (zeros): for attacks that use none."""
+        with self._settled():
+            parts = []
+            for part, labels, goals in self._split(x, y, goal):
+                draws = self._draw(part, self.eot_samples)
+                values = torch.stack([loss(outputs, labels, goals) for outputs in draws]).mean(0)
+                parts.append(Ascent(values, part.new_zeros(()).expand(part.shape), self._score(draws)))
+        return Ascent(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor) -> Predicted:
+        """What the target says, over ``n_samples`` draws.
+
+        Raises:
+            TensorDropoutError: if the network returns a number that is not finite.
+        """
+        predict_part = self._predict_exact if self.mode == "exact" else self._predict
+        with self._settled():
+            parts = [predict_part(part) for part in x.split(self.batch)]
+        stds = [part.std for part in parts if part.std is not None]
+        return Predicted(torch.cat([part.output for part in parts]), torch.cat(stds) if stds else None)
+
+    def _predict(self, x: Tensor) -> Predicted:
+        draws = self._draw(x, self.n_samples)
+        if self.task == "classification":
+            return Predicted(draws.softmax(-1).mean(0), None)
+        return Predicted(draws.mean(0), draws.std(0) if len(draws) > 1 else None)
+
+    def _predict_exact(self, x: Tensor) -> Predicted:
+        members = [
+            predict(member, self.prepare(x), mode="exact", n_samples=max(self.n_samples, 2), task=self.task)
+            for member in self.members
+        ]
+        means = self._check_finite(torch.stack([member.mean for member in members]))
+        if self.task == "classification":
+            return Predicted(
+                torch.stack([member.probs for member in members if member.probs is not None]).mean(0), None
+            )
+        within = torch.stack([member.std.square() for member in members if member.std is not None]).mean(0)
+        return Predicted(means.mean(0), (within + means.var(0, correction=0)).sqrt())
+
+    def examine(self, x: Tensor, y: Tensor, loss: Loss) -> Nature:
+        """Look at the forward pass: is it random, and does a gradient come back?"""
+        gradient = self.ascend(x, y, loss).gradient
+        vanished = gradient.flatten(1).abs().amax(1) < VANISHING
+        return Nature(self.is_randomized(x), not bool(vanished.all()), float(vanished.double().mean()))
+
+    @torch.no_grad()
+    def is_randomized(self, x: Tensor) -> bool:
+        """Whether two passes of the network, in this mode, differ on these inputs; found out once."""
+        if self._randomized is None:
+            few = x[: self.batch]
+            with self._settled():
+                first, second = (self._draw(few, 1) for _ in range(2))
+            self._randomized = bool((first - second).abs().max() > 1e-5 * first.abs().max())
+        return self._randomized
+
+    def is_fooled(self, scores: Tensor, y: Tensor) -> Tensor:
+        """(B,): which examples are misclassified; a regression has only errors, so none."""
+        if self.task == "regression":
+            return torch.zeros(len(y), dtype=torch.bool, device=y.device)
+        return scores.argmax(1) != y
+
+    def check(self, x: Tensor, y: Tensor) -> None:
+        """Refuse inputs and targets that cannot be what they should be.
+
+        Raises:
+            TensorDropoutError: if x is empty, not finite or outside the bounds, or y does not fit the outputs.
+        """
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or len(x) == 0:
+            what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise TensorDropoutError(f"target: inputs are floating-point (B, C, *size) with B ≥ 1, got {what}")
+        smallest, largest = float(x.min()), float(x.max())
+        slack = 1e-6 * min(self.bounds[1] - self.bounds[0], 1e30)
+        if not (smallest >= self.bounds[0] - slack and largest <= self.bounds[1] + slack):
+            raise TensorDropoutError(
+                f"target: inputs lie in [{smallest:g}, {largest:g}], outside the bounds "
+                f"[{self.bounds[0]:g}, {self.bounds[1]:g}]; give inputs before normalisation, and the normalisation as "
+                "prepare"
+            )
+        if not isinstance(y, Tensor) or len(y) != len(x):
+            raise TensorDropoutError(f"target: {len(x)} inputs need as many targets, got {_describe_shape(y)}")
+        outputs = self.count_outputs(x)
+        if self.task == "regression":
+            if y.numel() != len(x) * outputs:
+                raise TensorDropoutError(
+                    f"target: the network has {outputs} outputs per example, the targets are {_describe_shape(y)}"
+                )
+            if not bool(y.double().isfinite().all()):
+                raise TensorDropoutError("target: a target is not finite; leave such examples out")
+            return
+        if y.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8) or y.ndim != 1:
+            raise TensorDropoutError(f"target: labels are whole numbers (B,), got {y.dtype} of {_describe_shape(y)}")
+        if not 0 <= int(y.min()) <= int(y.max()) < outputs:
+            raise TensorDropoutError(
+                f"target: labels lie in {int(y.min())}..{int(y.max())}, the network has the classes 0..{outputs - 1}"
+            )
+
+    @torch.no_grad()
+    def count_outputs(self, x: Tensor) -> int:
+        """The number of classes, or of regression outputs."""
+        if self._outputs is None:
+            with self._settled():
+                outputs = self._draw(x[:1], 1)
+            self._outputs = outputs.shape[2]
+            if self.task == "classification" and self._outputs < 2:
+                raise TensorDropoutError(
+                    "target: a classification needs at least 2 outputs, the network has 1; say task='regression'"
+                )
+        return self._outputs
+
+    # One pass.
+
+    def _draw(self, x: Tensor, n: int) -> Tensor:
+        """(draws · members, B, O), differentiable."""
+        prepared = self.prepare(x)
+        if self._heads_only and n > 1:
+            draws = [draw for member in self.members for draw in _draw_heads(member, prepared, n)]
+        else:
+            draws = [_run(member, prepared) for member in self.members for _ in range(n)]
+        return self._check_finite(torch.stack(draws))
+
+    def _check_finite(self, outputs: Tensor) -> Tensor:
+        if not bool(outputs.isfinite().all()):
+            raise TensorDropoutError(
+                "target: the network returns NaN or infinity; no robustness can be measured for it (did training "
+                "diverge, or does prepare divide by zero?)"
+            )
+        return outputs
+
+    def _score(self, draws: Tensor) -> Tensor:
+        if self.task == "classification" and len(draws) > 1:
+            return draws.softmax(-1).mean(0).log()
+        return draws.mean(0)
+
+    def _split(self, x: Tensor, y: Tensor, goal: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        for start in range(0, len(x), self.batch):
+            rows = slice(start, start + self.batch)
+            yield x[rows], y[rows], None if goal is None else goal[rows]
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Every member in ``eval`` and in the target's mode, its parameters without gradients."""
+        with ExitStack() as stack:
+            for member in self.members:
+                stack.enter_context(evaluating(member))
+                stack.enter_context(at_test(member, "sample" if self.mode == "sample" else "mean"))
+                stack.enter_context(_frozen(member))
+                if self.mode == "sample":
+                    stack.enter_context(_dropping(member))
+            yield
+
+
+def _run(model: nn.Module, x: Tensor) -> Tensor:
+    output = model(x)
+    if not isinstance(output, Tensor) or output.ndim < 2 or len(output) != len(x):
+        raise TensorDropoutError(
+            f"target: {type(model).__name__} returns {_describe_shape(output)} for {len(x)} examples; one tensor "
+            "(B, outputs) is expected; wrap the model in a module that returns it"
+        )
+    return output.flatten(1)
+
+
+class _Heads(NamedTuple):
+    draws: list[Tensor]
+
+
+def _draw_heads(model: nn.Module, x: Tensor, n: int) -> list[Tensor]:
+    """So many draws of the last layer on features computed once."""
+
+    def draw(layer: TensorRegression, features: Tensor) -> _Heads:
+        masks = (layer.draw_masks(len(features)) for _ in range(n))
+        return _Heads([layer.regress(features, mask).flatten(1) for mask in masks])
+
+    return emit(unwrap(model), x, draw, _Heads, "target").draws
+
+
+def _is_random_in_its_head_only(model: nn.Module) -> bool:
+    """Our own networks with tensor dropout: their features need one pass. Of others nothing is assumed."""
+    known = isinstance(unwrap(model), ResNet | TensorRegression)
+    return known and len(randomized_layers(model)) == 1 and not _plain_dropouts(model)
+
+
+def _plain_dropouts(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, _DropoutNd | WeightDropoutTucker)]
+
+
+@contextmanager
+def _dropping(model: nn.Module) -> Iterator[None]:
+    """Plain dropout goes on inside, in a network that is in ``eval`` mode."""
+    dropouts = _plain_dropouts(model)
+    for module in dropouts:
+        module.training = True
+    try:
+        yield
+    finally:
+        for module in dropouts:
+            module.training = False
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters need no gradient inside: a backward pass to the input is half the work."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in learning:
+            parameter.requires_grad_(True)
+
+
+def _describe_shape(value: object) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
