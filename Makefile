@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch is always asked for by this exact version: a bare torch would bring gigabytes of CUDA packages.
 TORCH := torch==2.13.0
+# The tests' oracle for APGD. It declares torchvision (gigabytes of CUDA, and it does not import on a CPU torch) and an old
+# requests, and imports neither: so it comes without its dependencies.
+ORACLE := torchattacks==3.5.1
 # Two workers, one thread each: torch's own threads would fight over the two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
@@ -52,4 +55,5 @@ $(BIN)/python:
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
+	@if [ $* = test ]; then $(BIN)/python -m pip install --quiet --no-deps $(ORACLE); fi
 	@touch $@

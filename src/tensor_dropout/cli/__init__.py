@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tensor_dropout.cli.convert import convert
+from tensor_dropout.cli.evaluate import compare, evaluate
 from tensor_dropout.cli.export import export
 from tensor_dropout.cli.predict import predict
 from tensor_dropout.cli.reproduce import reproduce
@@ -17,13 +18,15 @@ from tensor_dropout.version import __version__
 
 app = typer.Typer(
     name="tensor-dropout",
-    help="Tensor regression layers with tensor dropout: train, convert, export and reproduce.",
+    help="Tensor regression layers with tensor dropout: train, attack, convert, export and reproduce.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 app.command()(train)
+app.command()(evaluate)
+app.command()(compare)
 app.command()(predict)
 app.command()(ls)
 app.command()(convert)
@@ -48,4 +51,4 @@ def describe(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Tensor regression layers with tensor dropout: train, convert, export and reproduce."""
+    """Tensor regression layers with tensor dropout: train, attack, convert, export and reproduce."""

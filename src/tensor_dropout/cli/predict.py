@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +14,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
 from tensor_dropout.layers.regression import randomized_layers
 from tensor_dropout.prediction import predict as predict_batch
+from tensor_dropout.training.runs import data_options, read_finished_run
 from tensor_dropout.writing import replacing
 
 _ENDINGS = (".nii", ".nii.gz", ".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
@@ -33,13 +33,9 @@ def predict(
     For example: tensor-dropout predict out/runs/nifti/rtrl-cp-seed0 scan.nii.gz -o ages.csv
     """
     with report_failure("predict", "nothing was written"):
-        settings, result = _read_run(run)
+        record, result = read_finished_run(run)
+        settings = record["settings"]
         network: Any = load(run / "model.safetensors").eval()
-        options = {
-            key.removeprefix("data.options."): value
-            for key, value in settings.items()
-            if key.startswith("data.options.")
-        }
         reader = getattr(importlib.import_module(DATASETS[settings["data.name"]].module), "read_input", None)
         if reader is None:
             raise TensorDropoutError(
@@ -47,7 +43,7 @@ def predict(
             )
         rows: list[dict[str, Any]] = []
         for path in _list_files(files):
-            x = reader(path, network.input_shape, options)[None].to(next(network.parameters()).dtype)
+            x = reader(path, network.input_shape, data_options(settings))[None].to(next(network.parameters()).dtype)
             rows.append({"file": str(path), **_describe(network, x, result)})
             if len(rows) == 1:
                 typer.echo("  ".join(rows[0]))
@@ -60,14 +56,6 @@ def predict(
                 writer.writeheader()
                 writer.writerows(rows)
             typer.echo(f"Wrote:\n  {out}")
-
-
-def _read_run(run: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    for name in ("run.json", "result.json", "model.safetensors"):
-        if not (run / name).is_file():
-            raise TensorDropoutError(f"{run} is not the folder of a finished run: it has no {name}")
-    settings = json.loads((run / "run.json").read_text(encoding="utf-8"))["settings"]
-    return settings, json.loads((run / "result.json").read_text(encoding="utf-8"))
 
 
 def _list_files(files: list[Path]) -> list[Path]:

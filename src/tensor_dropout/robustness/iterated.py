@@ -192,7 +192,7 @@ def paper_attack(name: Literal["fgsm", "bim", "pgd"], strength: float, unit: flo
         >>> attack.steps, round(attack.epsilon * 255), round(attack.step * 255)
         (10, 8, 1)
     """
-    steps = math.ceil(min(strength + 4, 1.25 * strength))
+    steps = math.ceil(min(strength + 4, 1.25 * strength) - 1e-9)  # 8/255 · 255 is 8, but for rounding
     epsilon = strength * unit
     if name == "fgsm":
         return fgsm(epsilon)

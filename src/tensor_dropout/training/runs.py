@@ -130,6 +130,30 @@ class RunFolder:
         return path
 
 
+def read_finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a finished run was (``run.json``) and what came out of it (``result.json``).
+
+    Raises:
+        TensorDropoutError: if the folder is not that of a finished run.
+    """
+    for name in ("run.json", "result.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise TensorDropoutError(f"{folder} is not the folder of a finished run: it has no {name}")
+    record, result = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("run.json", "result.json"))
+    return record, result
+
+
+def data_options(settings: dict[str, Any]) -> dict[str, Any]:
+    """The options of the data set among the settings of a run.
+
+    Example:
+        >>> data_options({"data.name": "digits", "data.options.augment": False})
+        {'augment': False}
+    """
+    prefix = "data.options."
+    return {key.removeprefix(prefix): value for key, value in settings.items() if key.startswith(prefix)}
+
+
 def flatten(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """``{"run": {"epochs": 3}}`` -> ``{"run.epochs": 3}``; unset keys are left out."""
     flat: dict[str, Any] = {}

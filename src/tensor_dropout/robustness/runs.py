@@ -1,0 +1,182 @@
+"""Evaluate a finished run of ``tensor-dropout train``: its network, on the data it was trained for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.data import DATASETS, Data, load_data
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.files import load
+from tensor_dropout.records import describe_environment, write_json
+from tensor_dropout.robustness.evaluation import (
+    Examples,
+    Settings,
+    build_target,
+    evaluate,
+    measure_scale,
+    take_examples,
+)
+from tensor_dropout.robustness.noise import CORRUPTIONS, suitable
+from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.robustness.summary import summarize_evaluation
+from tensor_dropout.training.processes import choose_device
+from tensor_dropout.training.runs import data_options, read_finished_run
+
+UNLABELLED = 10_000
+"""Training inputs, without labels, that a substitute is trained on."""
+
+
+def evaluate_run(
+    run: Path,
+    settings: Settings,
+    *,
+    out: Path | None = None,
+    images: int | None = 1000,
+    split: str = "test",
+    mode: str = "mean",
+    samples: int | None = None,
+    ensemble: Sequence[Path] = (),
+    twin: Path | None = None,
+    batch: int = 256,
+    root: Path | None = None,
+    device: str = "auto",
+) -> tuple[dict[str, Any], Outcomes, Path]:
+    """Run what is missing of an evaluation, and write its record.
+
+    Args:
+        run: the folder of a finished run.
+        settings: what is measured; ``noise`` may be ("all",) or ("none",).
+        out: the folder for results; None: ``evaluation`` in the run's folder, with mode and ensemble in its name.
+        images: how many examples, chosen by the seed; None: all.
+        split: "test" or "validation".
+        mode: how the network predicts: "mean", "sample" or "exact".
+        samples: draws of a prediction.
+        ensemble: further runs to average with.
+        twin: a run to transfer attacks from.
+        batch: examples that pass through the network at once.
+        root: the folder of the data, if it is not that of the run.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+
+    Returns:
+        The record, the outcomes, and the folder.
+
+    Raises:
+        TensorDropoutError: if something does not fit.
+    """
+    where = choose_device(device)
+    record, _ = read_finished_run(run)
+    data = _load_data(run, record["settings"], root, split)
+    settings = replace(settings, noise=_choose_noise(settings.noise, data))
+    members = [run, *ensemble]
+    scale = measure_scale(data)
+    networks = [_load_network(member, data, where) for member in members]
+    target = build_target(networks, data, scale, mode=mode, n_samples=samples, batch=batch)
+    examples = take_examples(getattr(data, split), scale, count=images, seed=settings.seed, device=where)
+    folder = out or run / "-".join(
+        ["evaluation", *([mode] if mode != "mean" else []), *(["ensemble"] if ensemble else [])]
+    )
+    identity = {
+        "networks": [_fingerprint(member) for member in members],
+        "data": data.name,
+        "split": split,
+        "examples": hashlib.sha256("\n".join(examples.names).encode()).hexdigest()[:16],
+        "mode": mode,
+        "samples": target.n_samples,
+    }
+    outcomes = Outcomes(folder / "outcomes.npz", identity)
+    source = None
+    if twin is not None:
+        source = build_target(_load_network(twin, data, where), data, scale, batch=batch)
+
+    def unlabelled() -> Tensor:
+        return take_examples(data.train, scale, count=UNLABELLED, seed=settings.seed, device=where).x
+
+    def validate() -> Examples:
+        assert data.validation is not None
+        return take_examples(data.validation, scale, count=images, seed=settings.seed, device=where)
+
+    evaluate(
+        target,
+        examples,
+        outcomes,
+        settings,
+        twin=source,
+        unlabelled=unlabelled,
+        validation=None if data.validation is None or split == "validation" else validate,
+    )
+    written = {
+        "title": _describe(record["settings"], data, mode, len(members)),
+        "run": run.name,
+        "split": split,
+        "identity": identity,
+        "settings": {**asdict(settings), "main": settings.main_label(), "mode": mode, "images": len(examples.names)},
+        "data": record["data"],
+        "training": record["settings"],
+        "environment": describe_environment(),
+        "summary": summarize_evaluation(
+            outcomes,
+            data.task,
+            [budget.label for budget in settings.ordered()],
+            settings.main_label(),
+            declared_random=mode == "sample",
+            randomized=target.is_randomized(examples.x),
+        ),
+    }
+    write_json(folder / "evaluation.json", written)
+    return written, outcomes, folder
+
+
+def _load_data(run: Path, settings: dict[str, Any], root: Path | None, split: str) -> Data:
+    if split not in ("test", "validation"):
+        raise TensorDropoutError(f"evaluate: --split is test or validation, got {split!r}")
+    name = settings["data.name"]
+    if name not in DATASETS:
+        raise TensorDropoutError(f"evaluate: {run} was trained on {name!r}, which is unknown here")
+    data = load_data(name, root=root or settings.get("data.root"), seed=settings["data.seed"], **data_options(settings))
+    if getattr(data, split) is None:
+        raise TensorDropoutError(f"evaluate: {name} has no {split} part in this run; use another --split")
+    return data
+
+
+def _load_network(run: Path, data: Data, device: torch.device) -> nn.Module:
+    read_finished_run(run)
+    network: Any = load(run / "model.safetensors").eval().to(device)
+    if tuple(network.input_shape) != tuple(data.input_shape):
+        raise TensorDropoutError(
+            f"evaluate: the network of {run} takes inputs of {tuple(network.input_shape)}, the data has "
+            f"{tuple(data.input_shape)}"
+        )
+    if device.type == "cuda" and len(data.input_shape) == 3:
+        network = network.to(memory_format=torch.channels_last)
+    return network
+
+
+def _fingerprint(run: Path) -> str:
+    return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()[:16]
+
+
+def _choose_noise(noise: tuple[str, ...], data: Data) -> tuple[str, ...]:
+    if noise == ("none",):
+        return ()
+    if noise == ("all",):
+        return tuple(suitable(len(data.input_shape) - 1, data.bounds is not None))
+    for name in noise:
+        if name not in CORRUPTIONS:
+            raise TensorDropoutError(
+                f"evaluate: there is no noise {name!r}; known are {', '.join(CORRUPTIONS)}, all and none"
+            )
+    return noise
+
+
+def _describe(settings: dict[str, Any], data: Data, mode: str, members: int) -> str:
+    words = [data.name + (" (simulated)" if data.simulated else ""), settings["net.name"], settings["net.head"]]
+    words += [f"ensemble of {members}"] if members > 1 else []
+    words += [f"prediction: {mode}"] if mode != "mean" else []
+    return ", ".join(words)

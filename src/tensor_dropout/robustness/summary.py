@@ -1,0 +1,130 @@
+"""From the outcomes of single examples to the numbers of a record: accuracies, intervals, uncertainty, verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
+from tensor_dropout.robustness.measures import metric_interval, score_images, summarize, widen
+from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.outcomes import Arrays, Outcomes
+
+MAIN = {"classification": "accuracy", "regression": "mae"}
+
+
+def summarize_evaluation(
+    outcomes: Outcomes, task: str, budgets: Sequence[str], main: str, *, declared_random: bool, randomized: bool
+) -> dict[str, Any]:
+    """Everything that is reported, from stored outcomes alone.
+
+    Args:
+        outcomes: the parts that are done.
+        task: "classification" or "regression".
+        budgets: the labels of the radii, from small to large.
+        main: the label that the verdict is about.
+        declared_random: whether the prediction mode says that the network is random.
+        randomized: whether it is.
+
+    Returns:
+        ``clean``, ``attacks``, ``worst_case``, ``noise`` and, if the adaptive protocol was run, ``audit``.
+    """
+    record: dict[str, Any] = {
+        "task": task,
+        "examples": len(outcomes.examples["target"]),
+        "clean": _measure(outcomes, ["clean"], task),
+        "attacks": [_describe_attack(outcomes, name, task) for name in _attacks(outcomes)],
+        "worst_case": [row for budget in budgets if (row := _worst_case(outcomes, task, budget))],
+        "noise": _describe_noise(outcomes, task),
+    }
+    if "gradients" in outcomes:
+        record["audit"] = make_audit(outcomes, task, budgets, main, declared_random, randomized).as_record()
+    return record
+
+
+def make_audit(
+    outcomes: Outcomes, task: str, budgets: Sequence[str], main: str, declared_random: bool, randomized: bool
+) -> Audit:
+    """The audit of stored outcomes."""
+    parts = {name: outcomes[name] for name in outcomes.names() if name != "validation"}
+    return audit(Evidence(task, parts, tuple(budgets), main, declared_random, randomized))
+
+
+def _attacks(outcomes: Outcomes) -> list[str]:
+    return [name for name in outcomes.names() if name.startswith(("paper/", "adaptive/"))]
+
+
+def _measure(outcomes: Outcomes, names: list[str], task: str) -> dict[str, float | None]:
+    """The metrics averaged over parts that differ in their draws, and the main one's 95 % interval."""
+    found = [outcomes[name] for name in names]
+    numbers = [summarize(outcome) for outcome in found]
+    mean = {key: float(np.mean([each[key] for each in numbers])) for key in numbers[0]}
+    low, high = metric_interval(*found)
+    measured: dict[str, float | None] = {**mean, "low": low, "high": high, "draws": len(names)}
+    if task == "regression" and "validation" in outcomes and "std" in found[0]:
+        extra = float(outcomes["validation"]["extra_variance"])
+        wide = [summarize(widen(outcome, extra)) for outcome in found]
+        for key in ("nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95"):
+            measured[f"{key}_widened"] = float(np.mean([each[key] for each in wide]))
+    return {key: value if value is not None and math.isfinite(value) else None for key, value in measured.items()}
+
+
+def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]:
+    protocol, attack, budget = name.split("/", 2)
+    settings = outcomes.settings(name)
+    return {
+        "protocol": protocol,
+        "attack": attack,
+        "budget": budget,
+        "epsilon": settings["epsilon"],
+        "norm": settings.get("norm", "linf"),
+        "steps": settings.get("steps"),
+        "loss": settings.get("loss"),
+        "eot": settings["eot"],
+        "cumulative": bool(settings["after"]) and task == "classification",
+        "seconds": settings["seconds"],
+        **_measure(outcomes, [name], task),
+    }
+
+
+def _worst_case(outcomes: Outcomes, task: str, budget: str) -> dict[str, Any] | None:
+    """Per example the worst of the paper's attacks, and of the adaptive ensemble, at one radius."""
+    row: dict[str, Any] = {"budget": budget}
+    for protocol, names in (
+        ("paper", [f"paper/{name}/{budget}" for name in PAPER]),
+        ("adaptive", ensemble(task, budget)),
+    ):
+        done = [outcomes[name] for name in names if name in outcomes]
+        if done:
+            worst = worst_outcome(done, task)
+            low, high = metric_interval(worst)
+            row[protocol] = {MAIN[task]: float(score_images(worst).mean()), "low": low, "high": high}
+    return row if len(row) > 1 else None
+
+
+def worst_outcome(outcomes: Sequence[Arrays], task: str) -> Arrays:
+    """Row by row the worst of several outcomes of the same examples."""
+    scores = np.stack([score_images(outcome) for outcome in outcomes])  # (parts, N)
+    chosen = scores.argmin(0) if task == "classification" else scores.argmax(0)
+    rows = np.arange(scores.shape[1])
+    shared = [key for key in outcomes[0] if all(key in outcome for outcome in outcomes)]
+    return {key: np.stack([outcome[key] for outcome in outcomes])[chosen, rows] for key in shared}
+
+
+def _describe_noise(outcomes: Outcomes, task: str) -> list[dict[str, Any]]:
+    groups: dict[tuple[str, float], list[str]] = {}
+    for name in outcomes.names("noise/"):
+        settings = outcomes.settings(name)
+        groups.setdefault((settings["corruption"], settings["level"]), []).append(name)
+    return [
+        {
+            "corruption": corruption,
+            "level": level,
+            "unit": CORRUPTIONS[corruption].unit,
+            **_measure(outcomes, names, task),
+        }
+        for (corruption, level), names in groups.items()
+    ]
