@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from tensor_dropout.cli.failures import report_failure
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.records import write_json
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.protocol import Budget
@@ -118,25 +119,36 @@ def evaluate(
 
 
 def compare(
-    first: Annotated[Path, typer.Argument(help="A folder with an evaluation (or a run that has one).")],
-    second: Annotated[Path, typer.Argument(help="Another one, of the same examples.")],
+    folders: Annotated[list[Path], typer.Argument(help="Evaluations, or runs that have one; the first is A.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A JSON file.", show_default="none")] = None,
 ) -> None:
-    """Compare two evaluated networks, example by example, from stored outcomes; nothing is run again.
+    """Compare evaluated networks, example by example, from stored outcomes; nothing is run again.
 
-    The difference is first minus second, with a paired bootstrap interval; p is McNemar's exact test for classes and a
-    sign-flip test for numbers.
+    Every other one is compared with the first: the difference with a paired bootstrap interval; p is McNemar's exact
+    test for classes and a sign-flip test for numbers. Then accuracy, likelihood and calibration side by side.
 
-    For example: tensor-dropout compare out/runs/digits/rtrl-cp-seed0 out/runs/digits/fc-seed0
+    For example:
+
+      tensor-dropout compare out/runs/digits/rtrl-cp-seed0 out/runs/digits/fc-seed0
+
+      tensor-dropout compare R_TRL/evaluation-exact FC_DROPOUT/evaluation-sample FC/evaluation-ensemble
     """
     with report_failure("compare", "nothing was written"):
-        from tensor_dropout.robustness.compare import compare_outcomes
+        from tensor_dropout.robustness.compare import compare_outcomes, tabulate_uncertainty
         from tensor_dropout.robustness.outcomes import read_outcomes
-        from tensor_dropout.robustness.show import print_comparison
+        from tensor_dropout.robustness.show import print_comparison, print_uncertainty
 
-        folders = [folder / "evaluation" if (folder / "evaluation").is_dir() else folder for folder in (first, second)]
-        rows = compare_outcomes(*(read_outcomes(folder) for folder in folders))
-        print_comparison(rows, (str(first), str(second)), Console())
+        if len(folders) < 2:
+            raise TensorDropoutError("compare: two evaluations at least are expected, got one")
+        found = [folder / "evaluation" if (folder / "evaluation").is_dir() else folder for folder in folders]
+        first, *others = (read_outcomes(folder) for folder in found)
+        names = [str(folder) for folder in folders]
+        compared = [compare_outcomes(first, other) for other in others]
+        for name, rows in zip(names[1:], compared, strict=True):
+            print_comparison(rows, (names[0], name), Console())
+        tables = tabulate_uncertainty([first, *others])
+        print_uncertainty(tables, names, Console())
         if out is not None:
-            write_json(out, {"first": str(first), "second": str(second), "parts": rows})
+            pairs = [{"a": names[0], "b": name, "parts": rows} for name, rows in zip(names[1:], compared, strict=True)]
+            write_json(out, {"pairs": pairs, "uncertainty": dict(zip(names, tables, strict=True))})
             typer.echo(f"Wrote:\n  {out}")

@@ -1,14 +1,16 @@
-"""Two evaluations of the same examples, part by part, from stored outcomes alone."""
+"""Evaluations of the same examples beside each other, from stored outcomes alone."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.robustness.measures import compare, score_images
+from tensor_dropout.robustness.measures import bootstrap_interval, compare, score_images
 from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.robustness.summary import describe_uncertainty
 
 
 def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
@@ -29,11 +31,27 @@ def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
     shared = [name for name in first.names() if name in second and name not in ("gradients", "validation")]
     if not shared:
         raise TensorDropoutError("compare: the two evaluations share no part; evaluate both with the same options")
-    rows = []
+    draws: dict[str, list[str]] = {}
     for name in shared:
-        a, b = first[name], second[name]
-        found = compare(a, b)
-        rows.append(
-            {"part": name, "a": float(score_images(a).mean()), "b": float(score_images(b).mean()), **found._asdict()}
-        )
-    return rows
+        draws.setdefault(name.rpartition("/")[0] if name.startswith("noise/") else name, []).append(name)
+    return [_compare_draws(part, first, second, names) for part, names in draws.items()]
+
+
+def _compare_draws(part: str, first: Outcomes, second: Outcomes, names: list[str]) -> dict[str, Any]:
+    """One row; several draws of a noise are resampled together with the examples, and have no p-value."""
+    a, b = (np.stack([score_images(outcomes[name]) for name in names]) for outcomes in (first, second))  # (draws, N)
+    row: dict[str, Any] = {"part": part, "draws": len(names), "a": float(a.mean()), "b": float(b.mean())}
+    if len(names) == 1:
+        return row | compare(first[names[0]], second[names[0]])._asdict()
+    low, high = bootstrap_interval(a - b)
+    return row | {"difference": float((a - b).mean()), "low": low, "high": high, "p_value": None}
+
+
+def tabulate_uncertainty(evaluations: Sequence[Outcomes]) -> list[list[dict[str, Any]]]:
+    """Clean and under noise, what each evaluation says about its own errors: one list of rows per evaluation.
+
+    Only conditions that all of them have.
+    """
+    tables = [describe_uncertainty(outcomes) for outcomes in evaluations]
+    shared = [key for key in tables[0] if all(key in table for table in tables)]
+    return [[table[key] for key in shared] for table in tables]

@@ -20,7 +20,7 @@ from tensor_dropout.robustness.audit import first_loss
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.measures import fit_extra_variance
 from tensor_dropout.robustness.noise import CORRUPTIONS
-from tensor_dropout.robustness.outcomes import Arrays, Outcomes, describe_outcome
+from tensor_dropout.robustness.outcomes import Arrays, Outcomes, describe_outcome, slim
 from tensor_dropout.robustness.protocol import (
     AttackPart,
     Budget,
@@ -220,7 +220,7 @@ class _Evaluation:
             worst = self._make(part)(self._source(part), self.x[rows], self.y[rows])
         full = self.x.clone()
         full[rows] = worst
-        found = self._describe(full, seed + 1)
+        found = slim(self._describe(full, seed + 1))
         if before is None or self.target.task == "regression":
             return found
         chosen = torch.zeros(len(self.x), dtype=torch.bool)

@@ -89,16 +89,22 @@ def print_audit(audit: Mapping[str, Any], console: Console) -> None:
 
 
 def _tabulate_noise(summary: Mapping[str, Any], metric: str) -> Table:
-    keys = [
-        key for key in ("nll", "ece", "brier", "aurc", "coverage_95", "coverage_95_widened") if key in summary["clean"]
-    ]
+    keys = [key for key in UNCERTAINTY if key in summary["clean"]]
     table = Table("noise", "level", metric, *keys, title="noise: metric with 95 % interval over draws and images")
-    rows = [{"corruption": "none", "level": "", "unit": "", **summary["clean"]}, *summary["noise"]]
-    for row in rows:
-        level = f"{row['level']:g} {row['unit']}" if row["unit"] else ""
-        numbers = ("" if row.get(key) is None else f"{row[key]:.3g}" for key in keys)
-        table.add_row(row["corruption"], level, _with_interval(row, metric), *numbers)
+    for row in [{"corruption": "none", "unit": "", **summary["clean"]}, *summary["noise"]]:
+        table.add_row(*_name_noise(row), _with_interval(row, metric), *_show(row, keys))
     return table
+
+
+UNCERTAINTY = ("nll", "ece", "brier", "aurc", "coverage_95", "coverage_95_widened")
+
+
+def _name_noise(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["corruption"], f"{row['level']:g} {row['unit']}" if row["unit"] else ""
+
+
+def _show(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
+    return ["" if row.get(key) is None else f"{row[key]:.3g}" for key in keys]
 
 
 def _with_interval(row: Mapping[str, Any], metric: str) -> str:
@@ -203,7 +209,8 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
             if summary["task"] == "classification":
                 correct = outcome["predicted"] == outcome["target"]
                 bins = reliability(outcome["confidence"], correct)
-                left.plot(bins.confidence, bins.accuracy, marker="o", color=color, label=label)
+                enough = bins.examples >= 5
+                left.plot(bins.confidence[enough], bins.accuracy[enough], marker="o", color=color, label=label)
                 curve = risk_coverage(outcome["confidence"], 100.0 * ~correct)
             else:
                 levels, covered = _coverage(outcome)
@@ -213,7 +220,7 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
         top = 1 if summary["task"] == "classification" else 100
         left.plot([0, top], [0, top], color=CLEAN_COLOR, linestyle="--", linewidth=1)
         if summary["task"] == "classification":
-            left.set(xlabel="confidence", ylabel="accuracy", title="reliability")
+            left.set(xlabel="confidence (bins of 5 and more)", ylabel="accuracy", title="reliability")
         else:
             left.set(xlabel="nominal coverage, %", ylabel="targets inside, %", title="intervals: mean ± z·std")
         right.set(xlabel="coverage, %", ylabel="error, %" if top == 1 else "MAE", title="risk–coverage")
@@ -236,16 +243,29 @@ def _name(metric: str) -> str:
     return "accuracy, %" if metric == "accuracy" else "mean absolute error"
 
 
+def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], console: Console) -> None:
+    """What several evaluations say about their own errors, condition by condition."""
+    metric = "mae" if "mae" in tables[0][0] else "accuracy"
+    keys = [key for key in UNCERTAINTY if any(key in row for rows in tables for row in rows)]
+    table = Table("noise", "level", "evaluation", metric, *keys, title="uncertainty, clean and under noise")
+    for rows in zip(*tables, strict=True):
+        for name, row in zip(names, rows, strict=True):
+            table.add_row(*_name_noise(row), name, _with_interval(row, metric), *_show(row, keys))
+        table.add_section()
+    console.print(table)
+
+
 def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], console: Console) -> None:
-    """Two evaluations of the same examples, part by part."""
-    table = Table("part", *names, "difference", "95 % interval", "p", title="paired comparison, example by example")
+    """Two evaluations of the same examples, part by part; their names are A and B in the table."""
+    title = f"A = {names[0]}\nB = {names[1]}\npaired, example by example"
+    table = Table("part", "A", "B", "A − B", "95 % interval", "p", title=title)
     for row in rows:
         table.add_row(
-            row["part"],
+            row["part"] + (f" ({row['draws']} draws)" if row["draws"] > 1 else ""),
             f"{row['a']:.2f}",
             f"{row['b']:.2f}",
             f"{row['difference']:+.2f}",
             f"[{row['low']:+.2f}, {row['high']:+.2f}]",
-            f"{row['p_value']:.3g}",
+            "" if row["p_value"] is None else f"{row['p_value']:.3g}",
         )
     console.print(table)

@@ -53,6 +53,14 @@ def make_audit(
     return audit(Evidence(task, parts, tuple(budgets), main, declared_random, randomized))
 
 
+def describe_uncertainty(outcomes: Outcomes) -> dict[str, dict[str, Any]]:
+    """Clean and under every noise: metric, likelihood, calibration; by condition, such as "gaussian 4 SNR"."""
+    task = "regression" if "output" in outcomes["clean"] else "classification"
+    clean = {"corruption": "none", "level": None, "unit": "", **_measure(outcomes, ["clean"], task)}
+    rows = [clean, *_describe_noise(outcomes, task)]
+    return {" ".join(str(row[key]) for key in ("corruption", "level", "unit")): row for row in rows}
+
+
 def _attacks(outcomes: Outcomes) -> list[str]:
     return [name for name in outcomes.names() if name.startswith(("paper/", "adaptive/"))]
 
@@ -86,22 +94,24 @@ def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]
         "eot": settings["eot"],
         "cumulative": bool(settings["after"]) and task == "classification",
         "seconds": settings["seconds"],
-        **_measure(outcomes, [name], task),
+        **_measure_attack(outcomes[name], task),
     }
+
+
+def _measure_attack(outcome: Arrays, task: str) -> dict[str, float]:
+    low, high = metric_interval(outcome)
+    measured = {MAIN[task]: float(score_images(outcome).mean()), "low": low, "high": high}
+    return measured | ({"confidence": 100 * float(outcome["confidence"].mean())} if task == "classification" else {})
 
 
 def _worst_case(outcomes: Outcomes, task: str, budget: str) -> dict[str, Any] | None:
     """Per example the worst of the paper's attacks, and of the adaptive ensemble, at one radius."""
     row: dict[str, Any] = {"budget": budget}
-    for protocol, names in (
-        ("paper", [f"paper/{name}/{budget}" for name in PAPER]),
-        ("adaptive", ensemble(task, budget)),
-    ):
+    paper = [f"paper/{name}/{budget}" for name in PAPER]
+    for protocol, names in (("paper", paper), ("adaptive", ensemble(task, budget))):
         done = [outcomes[name] for name in names if name in outcomes]
         if done:
-            worst = worst_outcome(done, task)
-            low, high = metric_interval(worst)
-            row[protocol] = {MAIN[task]: float(score_images(worst).mean()), "low": low, "high": high}
+            row[protocol] = _measure_attack(worst_outcome(done, task), task)
     return row if len(row) > 1 else None
 
 
