@@ -37,8 +37,8 @@ def audit_model(model, tmp_path, images=150):
     )
     target = Target(model, batch=512)
     outcomes = Outcomes(tmp_path / "outcomes.npz", {})
-    evaluate(target, examples, outcomes, settings, unlabelled=lambda: load_digits("train")[0])
-    return make_audit(outcomes, "classification", BUDGETS, "0.1", False, target.is_randomized(x))
+    planned = evaluate(target, examples, outcomes, settings, unlabelled=lambda: load_digits("train")[0])
+    return make_audit(outcomes, planned, "classification", BUDGETS, "0.1", "linf", False, target.is_randomized(x))
 
 
 FAKES = {

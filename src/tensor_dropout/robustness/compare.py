@@ -14,7 +14,7 @@ from tensor_dropout.robustness.summary import describe_uncertainty
 
 
 def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
-    """The difference, its interval and its p-value for every part that both have.
+    """The difference, its interval and its p-value for every part that both have, with the same settings.
 
     Args:
         first: outcomes of one network.
@@ -28,13 +28,24 @@ def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
             "compare: the two evaluations are not of the same examples; evaluate both with the same --images, --split "
             "and --seed"
         )
-    shared = [name for name in first.names() if name in second and name not in ("gradients", "validation")]
+    shared = [
+        name
+        for name in first.names()
+        if name in second
+        and name not in ("gradients", "validation")
+        and _setting(first, name) == _setting(second, name)
+    ]
     if not shared:
         raise TensorDropoutError("compare: the two evaluations share no part; evaluate both with the same options")
     draws: dict[str, list[str]] = {}
     for name in shared:
         draws.setdefault(name.rpartition("/")[0] if name.startswith("noise/") else name, []).append(name)
     return [_compare_draws(part, first, second, names) for part, names in draws.items()]
+
+
+def _setting(outcomes: Outcomes, part: str) -> dict[str, Any]:
+    """What must be equal for two parts to be compared; how a network's randomness was met may differ."""
+    return {key: value for key, value in outcomes.settings(part).items() if key not in ("seconds", "eot", "standing")}
 
 
 def _compare_draws(part: str, first: Outcomes, second: Outcomes, names: list[str]) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +22,7 @@ from tensor_dropout.robustness.audit import first_loss
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.measures import fit_extra_variance
 from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.norms import find_norm
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes, describe_outcome, slim
 from tensor_dropout.robustness.protocol import (
     AttackPart,
@@ -28,7 +31,6 @@ from tensor_dropout.robustness.protocol import (
     Protocol,
     plan_attacks,
     plan_noise,
-    twin_attack,
 )
 from tensor_dropout.robustness.search import seeded
 from tensor_dropout.robustness.target import Target
@@ -76,6 +78,7 @@ class Settings:
             raise TensorDropoutError(
                 f"evaluate: protocol is 'paper', 'adaptive', 'both' or 'none', got {self.protocol!r}"
             )
+        find_norm(self.norm)
         labels = [budget.label for budget in self.ordered()]
         if not labels or len({budget.epsilon for budget in self.budgets}) != len(labels):
             raise TensorDropoutError(f"evaluate: different radii are expected, got {', '.join(labels) or 'none'}")
@@ -110,7 +113,7 @@ def evaluate(
     twin: Target | None = None,
     unlabelled: Callable[[], Tensor] | None = None,
     validation: Callable[[], Examples] | None = None,
-) -> None:
+) -> list[str]:
     """Run what is missing of a protocol; every part that is done is kept at once.
 
     Args:
@@ -122,11 +125,23 @@ def evaluate(
         unlabelled: inputs to train a substitute on, asked for when there is no twin.
         validation: examples to fit a regression's residual variance on.
 
+    Returns:
+        The names of the parts that were asked for: the file may hold others.
+
     Raises:
         TensorDropoutError: if inputs, targets and network do not fit, or the network returns NaN.
     """
-    evaluation = _Evaluation(target, examples, outcomes, settings, twin, unlabelled)
-    evaluation.run(validation)
+    with _seeded(settings.seed, examples.x):
+        evaluation = _Evaluation(target, examples, outcomes, settings, twin, unlabelled)
+    return evaluation.run(validation)
+
+
+@contextmanager
+def _seeded(seed: int, x: Tensor) -> Iterator[None]:
+    """The network's own randomness, and ours, drawn from this seed inside; the caller's numbers go on after it."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        torch.manual_seed(seed)
+        yield
 
 
 class _Evaluation:
@@ -142,13 +157,13 @@ class _Evaluation:
         self.target, self.outcomes, self.settings = target, outcomes, settings
         self.x, self.y = examples.x, examples.y
         target.check(self.x, self.y)
-        self.twin, self.unlabelled, self.given = twin, unlabelled, twin is not None
+        self.twin, self.unlabelled = twin, unlabelled
         self.randomized = target.is_randomized(self.x)
         self.single, self.averaged = (_with_draws(target, n) for n in (1, EOT_SAMPLES if self.randomized else 1))
         if "target" not in outcomes.examples:
             outcomes.set_examples(self.y, examples.names)
 
-    def run(self, validation: Callable[[], Examples] | None) -> None:
+    def run(self, validation: Callable[[], Examples] | None) -> list[str]:
         settings = self.settings
         attacks = plan_attacks(
             settings.protocol,
@@ -164,11 +179,11 @@ class _Evaluation:
             seed=settings.seed,
         )
         if self.twin is None and (self.unlabelled is None or settings.twin_epochs == 0):
-            attacks = [part for part in attacks if part.attack is not None]
+            attacks = [part for part in attacks if not part.transferred]
         noises = plan_noise(settings.noise, settings.repeats)
         wide = settings.protocol in ("adaptive", "both")
         with show_progress("clean images", len(attacks) + len(noises) + 3) as advance:
-            self._keep("clean", {"seed": settings.seed}, lambda: self._describe(self.x, settings.seed))
+            self._keep("clean", {}, lambda: self._describe(self.x, settings.seed))
             advance(1)
             if self.target.task == "regression" and validation is not None:
                 self._keep("validation", {}, lambda: self._fit_residual(validation()))
@@ -182,27 +197,33 @@ class _Evaluation:
                 advance(1)
             for noise in noises:
                 advance.describe(noise.name)
-                self._keep(noise.name, {**noise.settings(), "seed": settings.seed}, lambda: self._add_noise(noise))  # noqa: B023
+                self._keep(noise.name, noise.settings(), lambda: self._add_noise(noise))  # noqa: B023
                 advance(1)
+        fixed = [name for name in ("clean", "validation", *(["gradients"] if wide else [])) if name in self.outcomes]
+        return [*fixed, *(part.name for part in attacks), *(noise.name for noise in noises)]
 
     def _keep(self, name: str, settings: Mapping[str, Any], work: Callable[[], Arrays]) -> None:
+        settings = {**settings, "seed": self.settings.seed}
         if not self.outcomes.has(name, settings):
             began = time.perf_counter()
-            arrays = work()
+            with _seeded(self.settings.seed, self.x):
+                arrays = work()
             self.outcomes.add(name, settings, arrays, time.perf_counter() - began)
 
     def _describe(self, x: Tensor, seed: int, target: Target | None = None) -> Arrays:
         target = target or self.target
-        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            torch.manual_seed(seed)
-            return describe_outcome(target.predict(x), self.y[: len(x)], target.task)
+        with _seeded(seed, x):
+            return describe_outcome(target.predict(x), self.y, target.task)
 
     # Attacks.
 
     def _attack(self, part: AttackPart) -> None:
         settings: dict[str, Any] = {**part.settings(), "eot": self._source(part).eot_samples, "after": list(part.after)}
-        if part.attack is None:
-            settings["twin"] = "given" if self.given else f"resnet-mini, {self.settings.twin_epochs} epochs"
+        if part.after and self.target.task == "classification":  # if those before change, so does this
+            standing = self._standing(self._worst_before(part.after)).cpu().numpy()
+            settings["standing"] = hashlib.sha256(standing.astype(np.int64).tobytes()).hexdigest()[:16]
+        if part.transferred:
+            settings["transferred"] = True
         self._keep(part.name, settings, lambda: self._run_attack(part))
 
     def _source(self, part: AttackPart) -> Target:
@@ -215,9 +236,7 @@ class _Evaluation:
         if len(rows) == 0:
             assert before is not None
             return before
-        with torch.random.fork_rng(devices=[self.x.device] if self.x.is_cuda else []):
-            torch.manual_seed(seed)  # of the network's own randomness
-            worst = self._make(part)(self._source(part), self.x[rows], self.y[rows])
+        worst = self._make(part)(self._source(part), self.x[rows], self.y[rows])
         full = self.x.clone()
         full[rows] = worst
         found = slim(self._describe(full, seed + 1))
@@ -228,15 +247,14 @@ class _Evaluation:
         return {key: np.where(chosen.numpy(), found[key], before[key]) for key in found}
 
     def _make(self, part: AttackPart) -> Any:
-        if part.attack is not None:
+        if not part.transferred:
             return part.attack
         if self.twin is None:
             assert self.unlabelled is not None
             self.twin = fit_twin(
                 self.target, self.unlabelled(), epochs=self.settings.twin_epochs, seed=self.settings.seed + 1
             )
-        attack = twin_attack(part, self.settings.norm, self.target.task, self.settings.steps, self.settings.seed)
-        return Transfer(attack, self.twin)
+        return Transfer(part.attack, self.twin)
 
     def _worst_before(self, parts: Sequence[str]) -> Arrays | None:
         """Of classes: for every example, the outcome of the first of these parts that fooled it, else of the last."""
@@ -244,7 +262,9 @@ class _Evaluation:
             return None
         worst: Arrays | None = None
         wrong = np.zeros(len(self.x), dtype=bool)
-        for name in (part for part in parts if part in self.outcomes):
+        for name in parts:
+            if name not in self.outcomes:  # a transfer without a twin
+                continue
             found = {key: value for key, value in self.outcomes[name].items() if key != "target"}
             keep = wrong.copy()
             worst = found if worst is None else {key: np.where(keep, worst[key], found[key]) for key in found}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -101,7 +103,7 @@ class Outcomes:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(str(arrays.pop("header")))
             self._identity, self._settings = header["identity"], header["parts"]
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
             raise TensorDropoutError(f"evaluate: {self.path} cannot be read ({error}); delete it") from error
         for name, array in arrays.items():
             part, _, key = name.rpartition("/")

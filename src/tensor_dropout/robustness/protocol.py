@@ -11,7 +11,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.apgd import APGD
 from tensor_dropout.robustness.audit import ensemble, first_loss
 from tensor_dropout.robustness.blackbox import RandomSearch, Square
-from tensor_dropout.robustness.iterated import Iterated, fgsm, paper_attack, pgd
+from tensor_dropout.robustness.iterated import fgsm, paper_attack, pgd
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.search import Attack
 
@@ -40,12 +40,13 @@ class Budget:
         Raises:
             TensorDropoutError: if it is not a positive number.
         """
-        top, _, bottom = text.partition("/")
+        top, slash, bottom = text.partition("/")
         try:
-            epsilon = float(top) / float(bottom or 1)
-        except (ValueError, ZeroDivisionError):
-            epsilon = -1.0
-        if not 0 < epsilon < float("inf"):
+            numbers = [float(top), *([float(bottom)] if slash else [])]
+        except ValueError:
+            numbers = [-1.0]
+        epsilon = numbers[0] / (numbers[1] if len(numbers) > 1 and numbers[1] else 1.0)
+        if min(numbers) <= 0 or not 0 < epsilon < float("inf"):
             raise TensorDropoutError(f"evaluate: epsilon is a positive number such as 8/255 or 0.03, got {text!r}")
         return Budget(text, epsilon)
 
@@ -56,17 +57,19 @@ class AttackPart:
 
     Attributes:
         name: "protocol/attack/radius".
-        attack: the attack; None for a transfer, whose source is made when it is needed.
+        attack: the attack.
+        transferred: whether it is made on a twin, and its result tried on the target.
         averaged: whether gradients are averaged over the randomness of a random network.
         after: parts whose fooled examples need not be attacked again.
         epsilon: the radius.
     """
 
     name: str
-    attack: Attack | None
+    attack: Attack
     epsilon: float
     averaged: bool = True
     after: tuple[str, ...] = ()
+    transferred: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What the outcome depends on, for records."""
@@ -107,8 +110,8 @@ def plan_attacks(
 ) -> list[AttackPart]:
     """The attacks of a protocol, the cheap ones first.
 
-    - paper: FGSM, BIM and PGD at λ/255 for λ 2, 8, 16 and at the other radii asked for, and the FGSM curve at λ·1e-3
-      for λ 1 to 128, as printed.
+    - paper: FGSM, BIM and PGD at λ/255 for λ 2, 8, 16 and at the other radii asked for (of linf), and the FGSM curve at
+      λ·1e-3 for λ 1 to 128, as printed.
     - adaptive: PGD with the cross-entropy and with the margin loss at every radius, then, on those still standing,
       APGD with three losses, a transfer from a twin, Square and random search; and what the audit needs besides.
 
@@ -128,7 +131,7 @@ def plan_attacks(
     parts: list[AttackPart] = []
     loss = "cross_entropy" if task == "classification" else "absolute"
     if protocol in ("paper", "both"):
-        parts += _plan_paper(loss, budgets, seed)
+        parts += _plan_paper(loss, budgets if norm == "linf" else (), seed)
     if protocol not in ("adaptive", "both"):
         return parts
     usual = first_loss(task)
@@ -173,7 +176,7 @@ def _plan_ensemble(
 ) -> list[AttackPart]:
     """The attacks on those still standing, each after all before it."""
     radius = budget.epsilon
-    attacks: dict[str, Attack | None] = {}
+    attacks: dict[str, Attack] = {}
     if task == "classification":
         attacks["apgd-ce"] = APGD(radius, steps, norm, "cross_entropy", seed=seed)
         attacks["apgd-dlr"] = APGD(radius, steps, norm, "dlr" if classes >= 3 else "margin", seed=seed)
@@ -181,22 +184,22 @@ def _plan_ensemble(
         attacks["apgd-targeted"] = APGD(radius, steps, norm, towards, seed=seed)
     else:
         attacks["apgd-absolute"] = APGD(radius, steps, norm, "absolute", seed=seed)
-    attacks["transfer"] = None
+    attacks["transfer"] = pgd(radius, steps=steps, norm=norm, loss=_plain_loss(task), seed=seed)
     if norm == "linf":
         attacks["square"] = Square(radius, queries, seed=seed)
     attacks["random"] = RandomSearch(radius, max(queries // 10, 1), norm, seed=seed)
-    whole = ensemble(task, budget.label)
+    planned = [f"adaptive/{kind}/{budget.label}" for kind in attacks]
+    before = [name for name in ensemble(task, budget.label) if name not in planned and "/pgd-" in name]
     parts = []
     for kind, attack in attacks.items():
         name = f"adaptive/{kind}/{budget.label}"
-        parts.append(AttackPart(name, attack, radius, after=tuple(whole[: whole.index(name)])))
+        parts.append(AttackPart(name, attack, radius, after=tuple(before), transferred=kind == "transfer"))
+        before.append(name)
     return parts
 
 
-def twin_attack(part: AttackPart, norm: str, task: Task, steps: int, seed: int) -> Iterated:
-    """The attack on a twin whose result is tried on the target."""
-    loss = "margin" if task == "classification" else "absolute"
-    return pgd(part.epsilon, steps=steps, norm=norm, loss=loss, seed=seed)
+def _plain_loss(task: Task) -> str:
+    return "margin" if task == "classification" else "absolute"
 
 
 def plan_noise(corruptions: Sequence[str], repeats: int) -> list[NoisePart]:

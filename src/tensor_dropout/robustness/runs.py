@@ -17,6 +17,7 @@ from tensor_dropout.files import load
 from tensor_dropout.records import describe_environment, write_json
 from tensor_dropout.robustness.evaluation import (
     Examples,
+    Scale,
     Settings,
     build_target,
     evaluate,
@@ -26,6 +27,7 @@ from tensor_dropout.robustness.evaluation import (
 from tensor_dropout.robustness.noise import CORRUPTIONS, suitable
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.summary import summarize_evaluation
+from tensor_dropout.robustness.target import Target
 from tensor_dropout.training.processes import choose_device
 from tensor_dropout.training.runs import data_options, read_finished_run
 
@@ -79,6 +81,7 @@ def evaluate_run(
     networks = [_load_network(member, data, where) for member in members]
     target = build_target(networks, data, scale, mode=mode, n_samples=samples, batch=batch)
     examples = take_examples(getattr(data, split), scale, count=images, seed=settings.seed, device=where)
+    _check_request(run, target, examples, settings, scale)
     folder = out or run / "-".join(
         ["evaluation", *([mode] if mode != "mean" else []), *(["ensemble"] if ensemble else [])]
     )
@@ -89,6 +92,11 @@ def evaluate_run(
         "examples": hashlib.sha256("\n".join(examples.names).encode()).hexdigest()[:16],
         "mode": mode,
         "samples": target.n_samples,
+        "norm": settings.norm,
+        "steps": settings.steps,
+        "queries": settings.queries,
+        "seed": settings.seed,
+        "twin": _fingerprint(twin) if twin is not None else f"trained, {settings.twin_epochs} epochs",
     }
     outcomes = Outcomes(folder / "outcomes.npz", identity)
     source = None
@@ -102,7 +110,7 @@ def evaluate_run(
         assert data.validation is not None
         return take_examples(data.validation, scale, count=images, seed=settings.seed, device=where)
 
-    evaluate(
+    planned = evaluate(
         target,
         examples,
         outcomes,
@@ -122,15 +130,35 @@ def evaluate_run(
         "environment": describe_environment(),
         "summary": summarize_evaluation(
             outcomes,
+            planned,
             data.task,
             [budget.label for budget in settings.ordered()],
             settings.main_label(),
+            norm=settings.norm,
             declared_random=mode == "sample",
             randomized=target.is_randomized(examples.x),
         ),
     }
     write_json(folder / "evaluation.json", written)
     return written, outcomes, folder
+
+
+def _check_request(run: Path, target: Target, examples: Examples, settings: Settings, scale: Scale) -> None:
+    """Refuse at once what would fail, or mean nothing, after an hour of attacks."""
+    target.check(examples.x, examples.y)
+    if target.mode == "sample":
+        with torch.random.fork_rng():
+            if not target.is_randomized(examples.x):
+                raise TensorDropoutError(f"evaluate: the network of {run} has nothing random; use --mode mean")
+    largest = settings.ordered()[-1]
+    if scale.bounded and largest.epsilon > 1:
+        raise TensorDropoutError(
+            f"evaluate: epsilon is a share of the inputs' range, at most 1, got {largest.label}; did you mean "
+            f"{largest.epsilon:g}/255?"
+        )
+    for name in settings.noise:
+        if CORRUPTIONS[name].needs_bounds and not scale.bounded:
+            raise TensorDropoutError(f"evaluate: the noise {name!r} needs inputs with bounds, and this data has none")
 
 
 def _load_data(run: Path, settings: dict[str, Any], root: Path | None, split: str) -> Data:
@@ -153,6 +181,9 @@ def _load_network(run: Path, data: Data, device: torch.device) -> nn.Module:
             f"evaluate: the network of {run} takes inputs of {tuple(network.input_shape)}, the data has "
             f"{tuple(data.input_shape)}"
         )
+    outputs = network.settings["outputs"]
+    if outputs != data.outputs:
+        raise TensorDropoutError(f"evaluate: the network of {run} has {outputs} outputs, the data has {data.outputs}")
     if device.type == "cuda" and len(data.input_shape) == 3:
         network = network.to(memory_format=torch.channels_last)
     return network

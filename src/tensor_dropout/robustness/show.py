@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tensor_dropout.figures import draw_figure, save_figure
 from tensor_dropout.robustness.measures import reliability, risk_coverage, score_images
 from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.robustness.protocol import CURVE_STRENGTHS
 from tensor_dropout.robustness.summary import MAIN
 
 PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"
@@ -24,7 +26,7 @@ def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
     summary = record["summary"]
     metric, unit = MAIN[summary["task"]], " %" if summary["task"] == "classification" else ""
     clean = _with_interval(summary["clean"], metric)
-    console.print(f"{record['title']}: {summary['examples']} {record['split']} examples", highlight=False)
+    console.print(f"{escape(record['title'])}: {summary['examples']} {record['split']} examples", highlight=False)
     console.print(f"clean {metric} {clean}{unit}", highlight=False)
     if summary["attacks"]:
         console.print(_tabulate_attacks(summary, metric, "paper"))
@@ -53,7 +55,8 @@ def _tabulate_attacks(summary: Mapping[str, Any], metric: str, protocol: str) ->
     if not rows:
         return ""
     radii = {row["budget"]: row["epsilon"] for row in rows}
-    curve = [budget for budget in radii if budget.endswith("e-3")]
+    asked = {row["budget"] for row in summary["worst_case"]}
+    curve = {f"{strength}e-3" for strength in CURVE_STRENGTHS} - asked
     shown = sorted((budget for budget in radii if budget not in curve), key=lambda budget: radii[budget])
     found = {(row["attack"], row["budget"]): row for row in rows}
     title = f"{protocol} protocol: {metric} at ε" + (" (* on those standing after the rows above)" * any_after(rows))
@@ -250,14 +253,14 @@ def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequ
     table = Table("noise", "level", "evaluation", metric, *keys, title="uncertainty, clean and under noise")
     for rows in zip(*tables, strict=True):
         for name, row in zip(names, rows, strict=True):
-            table.add_row(*_name_noise(row), name, _with_interval(row, metric), *_show(row, keys))
+            table.add_row(*_name_noise(row), escape(name), _with_interval(row, metric), *_show(row, keys))
         table.add_section()
     console.print(table)
 
 
 def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], console: Console) -> None:
     """Two evaluations of the same examples, part by part; their names are A and B in the table."""
-    title = f"A = {names[0]}\nB = {names[1]}\npaired, example by example"
+    title = f"A = {escape(names[0])}\nB = {escape(names[1])}\npaired, example by example"
     table = Table("part", "A", "B", "A − B", "95 % interval", "p", title=title)
     for row in rows:
         table.add_row(

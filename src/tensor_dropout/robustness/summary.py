@@ -17,15 +17,25 @@ MAIN = {"classification": "accuracy", "regression": "mae"}
 
 
 def summarize_evaluation(
-    outcomes: Outcomes, task: str, budgets: Sequence[str], main: str, *, declared_random: bool, randomized: bool
+    outcomes: Outcomes,
+    planned: Sequence[str],
+    task: str,
+    budgets: Sequence[str],
+    main: str,
+    *,
+    norm: str = "linf",
+    declared_random: bool = False,
+    randomized: bool = False,
 ) -> dict[str, Any]:
     """Everything that is reported, from stored outcomes alone.
 
     Args:
         outcomes: the parts that are done.
+        planned: the parts that were asked for; others in the file are left out.
         task: "classification" or "regression".
         budgets: the labels of the radii, from small to large.
         main: the label that the verdict is about.
+        norm: of the adaptive protocol; the paper's is linf, and only beside an adaptive one of linf.
         declared_random: whether the prediction mode says that the network is random.
         randomized: whether it is.
 
@@ -36,20 +46,32 @@ def summarize_evaluation(
         "task": task,
         "examples": len(outcomes.examples["target"]),
         "clean": _measure(outcomes, ["clean"], task),
-        "attacks": [_describe_attack(outcomes, name, task) for name in _attacks(outcomes)],
-        "worst_case": [row for budget in budgets if (row := _worst_case(outcomes, task, budget))],
-        "noise": _describe_noise(outcomes, task),
+        "attacks": [
+            _describe_attack(outcomes, name, task) for name in planned if name.startswith(("paper/", "adaptive/"))
+        ],
+        "worst_case": [row for budget in budgets if (row := _worst_case(outcomes, planned, task, budget, norm))],
+        "noise": _describe_noise(outcomes, [name for name in planned if name.startswith("noise/")], task),
     }
-    if "gradients" in outcomes:
-        record["audit"] = make_audit(outcomes, task, budgets, main, declared_random, randomized).as_record()
+    if "gradients" in planned:
+        found = make_audit(outcomes, planned, task, budgets, main, norm, declared_random, randomized)
+        record["audit"] = found.as_record()
     return record
 
 
 def make_audit(
-    outcomes: Outcomes, task: str, budgets: Sequence[str], main: str, declared_random: bool, randomized: bool
+    outcomes: Outcomes,
+    planned: Sequence[str],
+    task: str,
+    budgets: Sequence[str],
+    main: str,
+    norm: str,
+    declared_random: bool,
+    randomized: bool,
 ) -> Audit:
     """The audit of stored outcomes."""
-    parts = {name: outcomes[name] for name in outcomes.names() if name != "validation"}
+    beside = norm == "linf"
+    kept = [name for name in planned if name != "validation" and (beside or not name.startswith("paper/"))]
+    parts = {name: outcomes[name] for name in kept}
     return audit(Evidence(task, parts, tuple(budgets), main, declared_random, randomized))
 
 
@@ -57,12 +79,8 @@ def describe_uncertainty(outcomes: Outcomes) -> dict[str, dict[str, Any]]:
     """Clean and under every noise: metric, likelihood, calibration; by condition, such as "gaussian 4 SNR"."""
     task = "regression" if "output" in outcomes["clean"] else "classification"
     clean = {"corruption": "none", "level": None, "unit": "", **_measure(outcomes, ["clean"], task)}
-    rows = [clean, *_describe_noise(outcomes, task)]
+    rows = [clean, *_describe_noise(outcomes, outcomes.names("noise/"), task)]
     return {" ".join(str(row[key]) for key in ("corruption", "level", "unit")): row for row in rows}
-
-
-def _attacks(outcomes: Outcomes) -> list[str]:
-    return [name for name in outcomes.names() if name.startswith(("paper/", "adaptive/"))]
 
 
 def _measure(outcomes: Outcomes, names: list[str], task: str) -> dict[str, float | None]:
@@ -88,7 +106,7 @@ def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]
         "attack": attack,
         "budget": budget,
         "epsilon": settings["epsilon"],
-        "norm": settings.get("norm", "linf"),
+        "norm": settings.get("norm", "linf"),  # Square has none: it is for linf
         "steps": settings.get("steps"),
         "loss": settings.get("loss"),
         "eot": settings["eot"],
@@ -101,15 +119,17 @@ def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]
 def _measure_attack(outcome: Arrays, task: str) -> dict[str, float]:
     low, high = metric_interval(outcome)
     measured = {MAIN[task]: float(score_images(outcome).mean()), "low": low, "high": high}
-    return measured | ({"confidence": 100 * float(outcome["confidence"].mean())} if task == "classification" else {})
+    return measured | (
+        {"confidence": 100 * float(outcome["confidence"].mean(dtype=np.float64))} if task == "classification" else {}
+    )
 
 
-def _worst_case(outcomes: Outcomes, task: str, budget: str) -> dict[str, Any] | None:
+def _worst_case(outcomes: Outcomes, planned: Sequence[str], task: str, budget: str, norm: str) -> dict[str, Any] | None:
     """Per example the worst of the paper's attacks, and of the adaptive ensemble, at one radius."""
     row: dict[str, Any] = {"budget": budget}
-    paper = [f"paper/{name}/{budget}" for name in PAPER]
+    paper = [f"paper/{name}/{budget}" for name in PAPER] if norm == "linf" else []
     for protocol, names in (("paper", paper), ("adaptive", ensemble(task, budget))):
-        done = [outcomes[name] for name in names if name in outcomes]
+        done = [outcomes[name] for name in names if name in planned]
         if done:
             row[protocol] = _measure_attack(worst_outcome(done, task), task)
     return row if len(row) > 1 else None
@@ -124,9 +144,9 @@ def worst_outcome(outcomes: Sequence[Arrays], task: str) -> Arrays:
     return {key: np.stack([outcome[key] for outcome in outcomes])[chosen, rows] for key in shared}
 
 
-def _describe_noise(outcomes: Outcomes, task: str) -> list[dict[str, Any]]:
+def _describe_noise(outcomes: Outcomes, names: Sequence[str], task: str) -> list[dict[str, Any]]:
     groups: dict[tuple[str, float], list[str]] = {}
-    for name in outcomes.names("noise/"):
+    for name in names:
         settings = outcomes.settings(name)
         groups.setdefault((settings["corruption"], settings["level"]), []).append(name)
     return [

@@ -62,7 +62,7 @@ def fit_twin(
     """
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
         torch.manual_seed(seed)
-        answers = target.predict(x).output
+        answers = target.predict(x).output.float()
         centre, spread = answers.mean(0), answers.std(0).clamp(min=1e-6)
         twin = build_net(net, outputs=answers.shape[1], input_shape=tuple(x.shape[1:])).to(x.device)
         optimizer = torch.optim.AdamW(twin.parameters(), lr=3e-3, weight_decay=1e-3)
@@ -74,7 +74,7 @@ def fit_twin(
             for _ in range(epochs):
                 for rows in torch.randperm(len(x), device=x.device).chunk(batches):
                     z = target.clip(x[rows] + width * (2 * torch.rand_like(x[rows]) - 1))
-                    outputs = twin(target.prepare(z))
+                    outputs = twin(target.prepare(z).float())
                     if target.task == "classification":
                         loss = F.cross_entropy(outputs, answers[rows])
                     else:
@@ -85,7 +85,13 @@ def fit_twin(
                     schedule.step()
                 advance(1)
     model: nn.Module = twin if target.task == "classification" else nn.Sequential(twin, _Rescale(centre, spread))
-    return Target(model.eval(), bounds=target.bounds, prepare=target.prepare, task=target.task, batch=target.batch)
+    return Target(
+        model.eval(),
+        bounds=target.bounds,
+        prepare=lambda z: target.prepare(z).float(),
+        task=target.task,
+        batch=target.batch,
+    )
 
 
 class _Rescale(nn.Module):

@@ -139,8 +139,20 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("run.json", "result.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise TensorDropoutError(f"{folder} is not the folder of a finished run: it has no {name}")
-    record, result = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("run.json", "result.json"))
+    record, result = (_read_record(folder / name) for name in ("run.json", "result.json"))
+    if not isinstance(record.get("settings"), dict) or "data.name" not in record["settings"] or "task" not in result:
+        raise TensorDropoutError(f"{folder} is not the folder of a finished run: run.json or result.json is incomplete")
     return record, result
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise TensorDropoutError(f"{path} is damaged ({error}); train again into another folder") from error
+    if not isinstance(record, dict):
+        raise TensorDropoutError(f"{path} is damaged: it holds no record; train again into another folder")
+    return record
 
 
 def data_options(settings: dict[str, Any]) -> dict[str, Any]:
