@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensor_dropout.robustness.losses import Loss, find_loss
 from tensor_dropout.robustness.norms import Norm, find_norm
-from tensor_dropout.robustness.search import Search, check_count, check_radius, seeded
+from tensor_dropout.robustness.search import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.target import Target
 
 MOMENTUM = 0.75
@@ -93,10 +93,12 @@ class APGD:
             y: classes (B,), or numbers (B,) or (B, T).
             start: where to begin, instead of a random point on the surface of the ball.
         """
+        check_start(start, x, find_norm(self.norm), self.epsilon)
         generator = seeded(x, self.seed)
         if find_loss(self.loss).targeted:
             return self._lead(target, x, y, generator, start)
         search = Search(target, x, y, self.loss, self.epsilon)
+        search.begin()
         for _ in range(self.restarts):
             self._climb(search, generator, start)
         return search.worst
@@ -104,6 +106,7 @@ class APGD:
     def _lead(self, target: Target, x: Tensor, y: Tensor, generator: torch.Generator, start: Tensor | None) -> Tensor:
         """Towards each of the most likely wrong classes; the margin says which result is the worst."""
         overall = Search(target, x, y, "margin", self.epsilon)
+        overall.begin()
         for goal in _likely_wrong(target, x, y, self.goals):
             case = overall.standing()
             if len(case.x) == 0:
@@ -148,8 +151,8 @@ class APGD:
 
 def _likely_wrong(target: Target, x: Tensor, y: Tensor, goals: int) -> tuple[Tensor, ...]:
     """The most likely classes but the right one, on the clean inputs: ``goals`` tensors (B,)."""
-    probs = target.predict(x).output.scatter(1, y.long()[:, None], -1.0)
-    return probs.topk(min(goals, probs.shape[1] - 1), dim=1).indices.unbind(1)
+    logits = target.mean_outputs(x).scatter(1, y.long()[:, None], -torch.inf)
+    return logits.topk(min(goals, logits.shape[1] - 1), dim=1).indices.unbind(1)
 
 
 def _checkpoints(steps: int) -> tuple[int, int, int]:

@@ -65,8 +65,7 @@ class Square:
         if x.ndim < 3:
             raise TensorDropoutError(f"square: inputs (B, C, *size) are expected, got {tuple(x.shape)}")
         generator, norm = seeded(x, self.seed), find_norm("linf")
-        case = search.standing()
-        search.note(case, x, search.score(case, x))
+        search.begin()
         case = search.standing()
         z = target.clip(case.x + self.epsilon * _signs((len(case.x), *x.shape[1:2], 1, *x.shape[3:]), x, generator))
         for query in range(self.queries):
@@ -111,8 +110,7 @@ class RandomSearch:
         """The worst inputs found."""
         search = Search(target, x, y, self.loss or _usual_loss(target), self.epsilon)
         generator, norm = seeded(x, self.seed), find_norm(self.norm)
-        case = search.standing()
-        search.note(case, x, search.score(case, x))
+        search.begin()
         for query in range(self.queries):
             case = search.standing()
             if len(case.x) == 0:

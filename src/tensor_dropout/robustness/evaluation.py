@@ -313,7 +313,7 @@ class _Evaluation:
 
 
 def _with_draws(target: Target, draws: int) -> Target:
-    """The same target with other draws behind a gradient; one draw of a random network is one answer of it."""
+    """The same target with other draws behind a gradient."""
     return _copy(target, eot_samples=max(draws, target.eot_samples) if draws > 1 else 1)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.norms import find_norm
-from tensor_dropout.robustness.search import Search, check_count, check_radius, seeded
+from tensor_dropout.robustness.search import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.target import Target
 
 
@@ -86,9 +86,12 @@ class Iterated:
             goal: the classes that a targeted loss leads to, (B,).
             start: where to begin, instead of ``self.start``.
         """
+        check_start(start, x, find_norm(self.norm), self.epsilon)
         leave = self.keep == "best"
         search = Search(target, x, y, self.loss, self.epsilon, goal=goal, leave=leave)
         generator = seeded(x, self.seed)
+        if leave and self.start == "random":
+            search.begin()
         for _ in range(self.restarts):
             last = self._climb(search, generator, start)
         return last if self.keep == "last" else search.worst
@@ -145,6 +148,7 @@ def bim(
         loss: see ``LOSSES``.
         keep: "last", where the last step ends, or "best".
     """
+    check_count("steps", steps)
     step = step if step is not None else max(0.2 * epsilon, epsilon / steps)
     return Iterated("bim", epsilon, step, steps, norm, loss, keep=keep)
 
@@ -172,6 +176,7 @@ def pgd(
         keep: "best", the worst input met on the way, or "last".
         seed: of the starts.
     """
+    check_count("steps", steps)
     step = step if step is not None else 2.5 * epsilon / steps
     return Iterated("pgd", epsilon, step, steps, norm, loss, "random", restarts, keep, seed)
 

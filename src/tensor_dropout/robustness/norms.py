@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 import torch
@@ -82,7 +83,7 @@ class L2:
 
     def draw(self, x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
         """Uniform in the ball: a random direction, and a radius with density r^(n-1)."""
-        radius = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype) ** (1 / x[0].numel())
+        radius = torch.rand(len(x), generator=generator, device=x.device, dtype=x.dtype) ** (1 / math.prod(x.shape[1:]))
         return x + (self.draw_far(x, epsilon, generator) - x) * _column(radius, x)
 
     def draw_far(self, x: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:

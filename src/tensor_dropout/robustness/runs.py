@@ -135,7 +135,7 @@ def evaluate_run(
             [budget.label for budget in settings.ordered()],
             settings.main_label(),
             norm=settings.norm,
-            declared_random=mode == "sample",
+            declared_random=mode != "mean",
             randomized=target.is_randomized(examples.x),
         ),
     }

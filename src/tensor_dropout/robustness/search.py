@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.losses import Loss, find_loss
+from tensor_dropout.robustness.norms import Norm
 from tensor_dropout.robustness.target import Ascent, Target
 
 
@@ -97,11 +97,12 @@ class Search:
                 f"attack: the loss {self.loss.name!r} needs {self.loss.classes} classes, the network has "
                 f"{target.count_outputs(x)}; use 'margin'"
             )
-        if self.loss.targeted and goal is None:
-            raise TensorDropoutError(f"attack: the loss {self.loss.name!r} needs a goal: the class to lead to, (B,)")
-        self.leave = leave and target.task == "classification" and not target.is_randomized(x)
-        self.x, self.y, self.goal = x, y.long() if target.task == "classification" else y, goal
-        self.worst = x.clone()
+        if self.loss.targeted:
+            _check_goal(self.loss, goal, len(x), target.count_outputs(x))
+        certain = target.task == "classification" and not target.is_randomized(x)
+        self.leave = leave and certain and not target.exhaustive
+        self.x, self.y, self.goal = x.detach(), y.long() if target.task == "classification" else y, goal
+        self.worst = self.x.clone()
         self.value = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         self.fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
 
@@ -109,6 +110,11 @@ class Search:
         """The examples that are still to be fooled; all, if nobody leaves."""
         everyone = Case(torch.arange(len(self.x), device=self.x.device), self.x, self.y, self.goal)
         return everyone.keep(~self.fooled) if self.leave else everyone
+
+    def begin(self) -> None:
+        """Remember the clean inputs: who is wrong without an attack must not be repaired by one."""
+        case = self.standing()
+        self.note(case, case.x, self.score(case, case.x))
 
     def ascend(self, case: Case, z: Tensor) -> Ascent:
         """Loss, gradient and scores of these inputs."""
@@ -129,6 +135,31 @@ class Search:
         self.worst[rows] = z[worse]
         self.value[rows] = found.loss[worse].to(self.value.dtype)
         return ~fooled if self.leave else torch.ones_like(fooled)
+
+
+def _check_goal(loss: Loss, goal: Tensor | None, examples: int, classes: int) -> None:
+    fits = isinstance(goal, Tensor) and goal.shape == (examples,) and goal.dtype == torch.int64
+    if not fits or not 0 <= int(goal.min()) <= int(goal.max()) < classes:  # type: ignore[union-attr]
+        raise TensorDropoutError(
+            f"attack: the loss {loss.name!r} needs a goal: classes to lead to, int64 ({examples},) in 0..{classes - 1}"
+        )
+
+
+def check_start(start: Tensor | None, x: Tensor, norm: Norm, epsilon: float) -> None:
+    """Refuse a start that is not a point of the ball around the inputs.
+
+    Raises:
+        TensorDropoutError: if it is not.
+    """
+    if start is None:
+        return
+    if start.shape != x.shape:
+        raise TensorDropoutError(f"attack: start is like the inputs, {tuple(x.shape)}, got {tuple(start.shape)}")
+    farthest = float(norm.measure(start - x).max())
+    if not farthest <= epsilon * (1 + 1e-5):
+        raise TensorDropoutError(
+            f"attack: start lies within epsilon = {epsilon:g} of the inputs; the farthest is {farthest:g} away"
+        )
 
 
 def check_radius(epsilon: float) -> None:
@@ -154,6 +185,3 @@ def check_count(name: str, count: Any) -> None:
 def seeded(x: Tensor, seed: int) -> torch.Generator:
     """Random numbers of an attack on the device of x; equal seeds give equal attacks."""
     return torch.Generator(device=x.device).manual_seed(seed)
-
-
-Progress = Callable[[int], None]

@@ -82,11 +82,15 @@ class Target:
         prepare: from inputs within the bounds to what the model takes, e.g. a normalisation; differentiable.
         task: "classification" or "regression".
         mode: "mean", the network as it is in ``eval``; "sample", with tensor dropout, and ``nn.Dropout``, drawn
-            anew and averaged (Monte-Carlo dropout); "exact", the mean network with the exact moments of its last
-            layer.
+            anew and averaged (Monte-Carlo dropout); "exact", the exact mean and std of a regression, or the softmax
+            averaged over draws of the last layer alone.
         n_samples: draws of a prediction; None: 32, or 1 for the mode "mean".
-        eot_samples: draws behind a gradient; None: as many as for a prediction.
+        eot_samples: draws behind a gradient; None: as many as for a prediction, 1 where that is exact.
         batch: examples that pass through the network at once.
+
+    Attributes:
+        exhaustive: attacks go on with examples that are fooled already: what fools one network only just rarely fools
+            another.
 
     Raises:
         TensorDropoutError: if a setting is none of these.
@@ -112,7 +116,7 @@ class Target:
         eot_samples: int | None = None,
         batch: int = 256,
     ) -> None:
-        self.members = [model] if isinstance(model, nn.Module) else list(model)
+        self.members = [model] if not isinstance(model, Sequence) else list(model)
         if not self.members or any(not isinstance(member, nn.Module) for member in self.members):
             raise TensorDropoutError(f"target: a module, or a list of modules, is expected, got {type(model).__name__}")
         if len(bounds) != 2 or not bounds[0] < bounds[1]:
@@ -122,7 +126,8 @@ class Target:
         if mode not in ("mean", "sample", "exact"):
             raise TensorDropoutError(f"target: mode is 'mean', 'sample' or 'exact', got {mode!r}")
         n_samples = n_samples if n_samples is not None else 1 if mode == "mean" else 32
-        eot_samples = eot_samples if eot_samples is not None else 1 if mode == "exact" else n_samples
+        self._sampling = mode == "sample" or (mode == "exact" and task == "classification")
+        eot_samples = eot_samples if eot_samples is not None else n_samples if self._sampling else 1
         for name, count in (("n_samples", n_samples), ("eot_samples", eot_samples), ("batch", batch)):
             if type(count) is not int or count < 1:
                 raise TensorDropoutError(f"target: {name} is a whole number of at least 1, got {count!r}")
@@ -131,9 +136,11 @@ class Target:
         self.task: Task = task
         self.mode: Mode = mode
         self.n_samples, self.eot_samples, self.batch = n_samples, eot_samples, batch
+        self.exhaustive = False
         self._randomized: bool | None = None
         self._outputs: int | None = None
-        self._heads_only = mode == "sample" and all(_is_random_in_its_head_only(member) for member in self.members)
+        in_heads = mode == "exact" or all(_is_random_in_its_head_only(member) for member in self.members)
+        self._heads_only = self._sampling and in_heads
 
     def clip(self, x: Tensor) -> Tensor:
         """The inputs, brought back within the bounds."""
@@ -236,6 +243,8 @@ class Target:
             raise TensorDropoutError(f"target: inputs are floating-point (B, C, *size) with B ≥ 1, got {what}")
         smallest, largest = float(x.min()), float(x.max())
         slack = 1e-6 * min(self.bounds[1] - self.bounds[0], 1e30)
+        if not bool(x.isfinite().all()):
+            raise TensorDropoutError("target: an input is not finite (NaN or infinity); leave such examples out")
         if not (smallest >= self.bounds[0] - slack and largest <= self.bounds[1] + slack):
             raise TensorDropoutError(
                 f"target: inputs lie in [{smallest:g}, {largest:g}], outside the bounds "
@@ -253,11 +262,12 @@ class Target:
             if not bool(y.double().isfinite().all()):
                 raise TensorDropoutError("target: a target is not finite; leave such examples out")
             return
-        if y.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8) or y.ndim != 1:
+        if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool or y.ndim != 1:
             raise TensorDropoutError(f"target: labels are whole numbers (B,), got {y.dtype} of {_describe_shape(y)}")
-        if not 0 <= int(y.min()) <= int(y.max()) < outputs:
+        lowest, highest = (int(limit) for limit in y.long().aminmax())
+        if not 0 <= lowest <= highest < outputs:
             raise TensorDropoutError(
-                f"target: labels lie in {int(y.min())}..{int(y.max())}, the network has the classes 0..{outputs - 1}"
+                f"target: labels lie in {lowest}..{highest}, the network has the classes 0..{outputs - 1}"
             )
 
     @torch.no_grad()
@@ -265,13 +275,19 @@ class Target:
         """The number of classes, or of regression outputs."""
         if self._outputs is None:
             with self._settled():
-                outputs = self._draw(x[:1], 1)
-            self._outputs = outputs.shape[2]
-            if self.task == "classification" and self._outputs < 2:
+                outputs = self._draw(x[:1], 1).shape[2]
+            if self.task == "classification" and outputs < 2:
                 raise TensorDropoutError(
                     "target: a classification needs at least 2 outputs, the network has 1; say task='regression'"
                 )
+            self._outputs = outputs
         return self._outputs
+
+    @torch.no_grad()
+    def mean_outputs(self, x: Tensor) -> Tensor:
+        """(B, O): logits or outputs averaged over ``eot_samples``; unlike probabilities they never saturate."""
+        with self._settled():
+            return torch.cat([self._draw(part, self.eot_samples).mean(0) for part in x.split(self.batch)])
 
     # One pass.
 
@@ -308,7 +324,7 @@ class Target:
         with ExitStack() as stack:
             for member in self.members:
                 stack.enter_context(evaluating(member))
-                stack.enter_context(at_test(member, "sample" if self.mode == "sample" else "mean"))
+                stack.enter_context(at_test(member, "sample" if self._sampling else "mean"))
                 stack.enter_context(_frozen(member))
                 if self.mode == "sample":
                     stack.enter_context(_dropping(member))

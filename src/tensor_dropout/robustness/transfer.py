@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -40,9 +41,11 @@ class Transfer:
         """The source's worst inputs where they are worse for the target too, the clean ones elsewhere."""
         loss = "margin" if target.task == "classification" else "absolute"
         search = Search(target, x, y, loss, self.epsilon, leave=False)
+        search.begin()
         case = search.standing()
-        search.note(case, x, search.score(case, x))
-        found = self.attack(self.source, x, y)
+        source = copy.copy(self.source)
+        source.exhaustive = True
+        found = target.clip(self.attack(source, case.x, y))
         search.note(case, found, search.score(case, found))
         return search.worst
 
