@@ -1,6 +1,7 @@
 # Everything starts from a bare clone: Python 3.11 or newer, git, make and a compiler are enough.
 #   make test    set up .venv, lint, type-check, run the tests
-#   make demo    set up .venv, train FC, TRL and R-TRL heads on real digits, and show the theory on simulated data
+#   make demo    set up .venv, run every table and figure of the paper in miniature, and write the report
+#   make docs    set up .venv, build the documentation site
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ ORACLE := torchattacks==3.5.1
 # Two workers, one thread each: torch's own threads would fight over the two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: help test lint demo bench comparison pictures clean
+.PHONY: help test lint demo docs bench comparison pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -26,10 +27,9 @@ lint: $(VENV)/.ready-test ## ruff and mypy alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(VENV)/.ready-all ## heads on real digits, and the theory on simulated data: tables, figures, JSON in out/
-	$(BIN)/tensor-dropout reproduce digits --out out/digits
-	$(BIN)/tensor-dropout reproduce synthetic-cp --preset quick --out out/synthetic-cp
-	$(BIN)/tensor-dropout reproduce synthetic-tucker --preset quick --out out/synthetic-tucker
+demo: $(VENV)/.ready-all ## every table and figure of the paper in miniature, and the report: an HTML page in out/report
+	$(BIN)/tensor-dropout reproduce all --preset quick --workers 2 --out out/reproduce/quick
+	$(BIN)/tensor-dropout report --quick out/reproduce/quick --full results --out out/report
 
 bench: $(VENV)/.ready-all ## time and memory of the exact moments; error of the closed-form cross-entropies
 	$(BIN)/python benchmarks/moments.py
@@ -38,9 +38,10 @@ bench: $(VENV)/.ready-all ## time and memory of the exact moments; error of the 
 comparison: $(VENV)/.ready-test ## measure the README's comparison with TensorLy-Torch anew, and rewrite its table
 	REWRITE_COMPARISON=1 $(BIN)/pytest tests/test_comparison.py
 
-pictures: demo ## draw the pictures of docs/images anew
+pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew
+	$(BIN)/tensor-dropout reproduce digits --out out/reproduce/quick
 	$(BIN)/python tools/draw_masks.py
-	$(BIN)/python tools/shrink_png.py out/digits/digits-quick.png docs/images/digits.png
+	$(BIN)/python tools/shrink_png.py out/reproduce/quick/digits/digits-quick.png docs/images/digits.png
 
 clean: ## remove .venv, caches and results
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -51,7 +52,7 @@ $(BIN)/python:
 		|| { echo "tensor-dropout needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# .ready-test and .ready-all: the extras are installed as pyproject.toml and constraints.txt now stand.
+# .ready-test, .ready-all and .ready-docs: the extras are installed as pyproject.toml and constraints.txt now stand.
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
 def python_blocks(page: Path) -> list[tuple[int, str]]:

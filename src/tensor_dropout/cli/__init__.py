@@ -12,7 +12,7 @@ from tensor_dropout.cli.convert import convert
 from tensor_dropout.cli.evaluate import compare, evaluate
 from tensor_dropout.cli.export import export
 from tensor_dropout.cli.predict import predict
-from tensor_dropout.cli.reproduce import reproduce
+from tensor_dropout.cli.reproduce import report, reproduce
 from tensor_dropout.cli.train import ls, train
 from tensor_dropout.version import __version__
 
@@ -32,6 +32,7 @@ app.command()(ls)
 app.command()(convert)
 app.command()(export)
 app.command(add_help_option=False)(reproduce)
+app.command()(report)
 
 
 def main() -> None:

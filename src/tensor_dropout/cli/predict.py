@@ -1,88 +1,373 @@
-"""``tensor-dropout predict``: what a trained network says about files."""
+"""``tensor-dropout predict``: what a trained network says about files, and where it looks."""
 
 import csv
+import hashlib
 import importlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import torch
 import typer
+from torch import Tensor
 
 from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.data import DATASETS
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.explanation import explain
+from tensor_dropout.figures import require_matplotlib
 from tensor_dropout.files import load
 from tensor_dropout.layers.regression import randomized_layers
 from tensor_dropout.prediction import predict as predict_batch
+from tensor_dropout.progress import show_progress
+from tensor_dropout.records import describe_environment, write_json
 from tensor_dropout.training.runs import data_options, read_finished_run
 from tensor_dropout.writing import replacing
 
-_ENDINGS = (".nii", ".nii.gz", ".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+_ENDINGS = {
+    "nifti": (".nii", ".nii.gz"),
+    "imagefolder": (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm"),
+}
+"""What is looked for in a folder, by the data that the network was trained on."""
 
 
 def predict(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run of tensor-dropout train.")],
     files: Annotated[list[Path], typer.Argument(help="Scans (.nii, .nii.gz) or pictures, or folders of them.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file.", show_default="none")] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="RUN",
+            help="The folder of a finished run of tensor-dropout train.",
+            show_default="the first argument",
+        ),
+    ] = None,
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="A folder for JSON and pictures; or a .csv file, for a table alone."),
+    ] = Path("out/predict"),
+    picture: Annotated[
+        bool, typer.Option("--picture/--no-picture", help="Draw where the network looks (extra plots).")
+    ] = True,
 ) -> None:
-    """Show what a trained network says about files that are like those it was trained on.
+    """Show what a trained network says about files that are like those it was trained on, and where it looks.
 
-    For a regression: the prediction, and its exact standard deviation over the masks if the head has tensor dropout.
-    For pictures: the class and its probability.
+    For a regression: the prediction, ± its exact standard deviation over the masks if the head has tensor dropout.
+    For pictures: the class and its probability. Each file gets a JSON record and a picture: the image, or three
+    slices of the scan, under the contribution of every position of the last feature map to the output.
 
-    For example: tensor-dropout predict out/runs/nifti/rtrl-cp-seed0 scan.nii.gz -o ages.csv
+    For example:
+
+      tensor-dropout predict scan.nii.gz --model out/runs/nifti/rtrl-cp-seed0
+
+      tensor-dropout predict FOLDER --model RUN -o ages.csv
     """
-    with report_failure("predict", "nothing was written"):
+    with report_failure("predict", "files that were written are whole"):
+        run, given = _choose_run(files, model)
+        is_table = out.suffix == ".csv"
+        if not is_table and out.exists() and not out.is_dir():
+            raise TensorDropoutError(f"predict: --out is a folder or a .csv file, and {out} is another file")
+        if picture and not is_table:
+            _require_matplotlib()
+        trained = _open_run(run)
+        paths = _list_files(given, _ENDINGS[trained.data])
+        environment = describe_environment()
+        answers: list[_Answer] = []
+        written: list[Path] = []
+        with show_progress("files", len(paths)) as advance:
+            for path, name in zip(paths, _name_results(paths), strict=True):
+                advance.describe(path.name)
+                x = trained.read(path)
+                answers.append(trained.ask(path, x))
+                if not is_table:
+                    explanation, pictures = trained.draw(path, x, answers[-1], out / name) if picture else (None, [])
+                    record = {**answers[-1].record, "explanation": explanation, "environment": environment}
+                    write_json(out / f"{name}.json", record)
+                    written += [out / f"{name}.json", *pictures]
+                advance(1)
+        if is_table or len(paths) > 1:
+            table = out if is_table else out / "predictions.csv"
+            _write_table(table, [answer.row for answer in answers])
+            written = [table, *written]
+        for answer in answers:
+            typer.echo(answer)
+        typer.echo("Wrote:")
+        for path in written[:4]:
+            typer.echo(f"  {path}")
+        if len(written) > 4:
+            typer.echo(f"  and {len(written) - 4} more in {out}")
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the network says about one file: a line to print, a row of the table, and a record."""
+
+    text: str
+    row: dict[str, Any]
+    record: dict[str, Any]
+    outputs: tuple["_Output", ...]
+
+    def __str__(self) -> str:
+        return f"{self.row['file']}: {self.text}"
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One number of the network's answer whose map is drawn."""
+
+    index: int
+    name: str
+    title: str
+    quantity: str
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The network of a finished run, and what its outputs mean.
+
+    Attributes:
+        data: the name of the data set it was trained on.
+        module: where that data set's ``read_input`` is.
+        options: those its data was loaded with.
+        network: in ``eval`` mode.
+        targets: names of the outputs of a regression; None for classes.
+        units: of those targets that have a known one.
+        classes: their names, or None.
+        model: run and fingerprint, for the record.
+    """
+
+    data: str
+    module: ModuleType
+    options: dict[str, Any]
+    network: Any
+    targets: list[str] | None
+    units: dict[str, str]
+    classes: list[str] | None
+    model: dict[str, Any]
+
+    def read(self, path: Path) -> Tensor:
+        """(1, *input_shape), prepared as in training."""
+        x: Tensor = self.module.read_input(path, self.network.input_shape, self.options)
+        return x[None].to(next(self.network.parameters()).dtype)
+
+    def ask(self, path: Path, x: Tensor) -> _Answer:
+        """What the network says about one file."""
+        return self._ask_class(path, x) if self.targets is None else self._ask_number(path, x, self.targets)
+
+    def _ask_number(self, path: Path, x: Tensor, targets: list[str]) -> _Answer:
+        mode = "exact" if len(randomized_layers(self.network)) == 1 else "mean"
+        prediction = predict_batch(self.network, x, mode=mode, task="regression")  # type: ignore[arg-type]
+        values = dict(zip(targets, prediction.mean[0].tolist(), strict=True))
+        deviations = None if prediction.std is None else dict(zip(targets, prediction.std[0].tolist(), strict=True))
+        said, outputs = [], []
+        for index, name in enumerate(targets):
+            unit = self.units.get(name)
+            number = format_uncertain(values[name], None if deviations is None else deviations[name])
+            said.append(f"{name} {number}{f' {unit}' if unit else ''}")
+            outputs.append(_Output(index, name, said[-1], f"{name} ({unit})" if unit else name))
+        row = {"file": str(path), **values}
+        row |= {f"{name}_std": deviation for name, deviation in (deviations or {}).items()}
+        record = {
+            "file": str(path),
+            "task": "regression",
+            "prediction": values,
+            "std": deviations,
+            "unit": {name: self.units.get(name) for name in targets},
+            "mode": mode,
+            "model": self.model,
+        }
+        return _Answer(", ".join(said), row, record, tuple(outputs))
+
+    def _ask_class(self, path: Path, x: Tensor) -> _Answer:
+        prediction = predict_batch(self.network, x, mode="mean", task="classification")
+        assert prediction.probs is not None
+        probabilities, order = prediction.probs[0].sort(descending=True, stable=True)
+        names = [self.classes[k] if self.classes else k for k in order.tolist()]
+        best, probability = names[0], float(probabilities[0])
+        text = f"class {best}, probability {probability:.4g}"
+        record = {
+            "file": str(path),
+            "task": "classification",
+            "prediction": best,
+            "probability": probability,
+            "top": [
+                {"class": name, "probability": share}
+                for name, share in zip(names[:5], probabilities[:5].tolist(), strict=True)
+            ],
+            "std": None,
+            "mode": "mean",
+            "model": self.model,
+        }
+        row = {"file": str(path), "class": best, "probability": probability}
+        output = _Output(int(order[0]), str(best), text, f"the logit of {best}")
+        return _Answer(text, row, record, (output,))
+
+    def draw(self, path: Path, x: Tensor, answer: _Answer, stem: Path) -> tuple[list[dict[str, Any]], list[Path]]:
+        """Draw the map of each output: what is in them, for the record, and the files."""
+        from tensor_dropout.explanation_figures import describe_map, draw_explanation
+
+        found = explain(self.network, x)
+        described, pictures = [], []
+        for output in answer.outputs:
+            grid = found.contributions[0, ..., output.index].double()
+            bias, value = float(found.bias[output.index]), float(found.outputs[0, output.index])
+            ending = "" if len(answer.outputs) == 1 else "-" + re.sub(r"[^\w.-]+", "_", output.name)
+            target = stem.with_name(f"{stem.name}{ending}.png")
+            draw_explanation(
+                target,
+                self._view(path, x, grid),
+                grid,
+                title=f"{path.name}: {output.title}",
+                quantity=output.quantity,
+                bias=bias,
+                output=value,
+            )
+            pictures.append(target)
+            described.append(
+                {
+                    "output": output.name,
+                    "contributions": grid.tolist(),
+                    "bias": bias,
+                    "value": value,
+                    "picture": target.name,
+                    "caption": describe_map(grid, output.quantity, bias, value),
+                }
+            )
+        return described, pictures
+
+    def _view(self, path: Path, x: Tensor, grid: Tensor) -> list[Any]:
+        """The input as it is drawn: slices of the prepared scan, or the pixels that the network sees."""
+        from tensor_dropout.explanation_figures import slice_volume, view_picture
+
+        if self.data == "nifti":
+            voxel = (1.0, 1.0, 1.0) if self.options.get("resample") else self.module.read_header(path).voxel
+            return slice_volume(x[0, 0].double(), grid, voxel)
+        stream = self.module.PictureStream(
+            [path.name],
+            torch.zeros(1, dtype=torch.int64),
+            root=path.parent,
+            size=self.network.input_shape[1],
+            resize=self.options.get("resize", 256),
+        )
+        return view_picture(stream.read(0), grid)
+
+
+def format_uncertain(value: float, deviation: float | None) -> str:
+    """``value ± deviation``, both to the second digit of the deviation; the value alone without one.
+
+    Example:
+        >>> format_uncertain(54.3127, 2.138), format_uncertain(1234.5, 210.0), format_uncertain(54.3127, None)
+        ('54.3 ± 2.1', '1234 ± 210', '54.31')
+    """
+    if deviation is None:
+        return f"{value:.4g}"
+    if not (math.isfinite(deviation) and deviation > 0):
+        return f"{value:.4g} ± {deviation:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{value:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def _choose_run(files: list[Path], model: Path | None) -> tuple[Path, list[Path]]:
+    """The run and the files; without --model the first argument is the run, if it is a folder and others follow."""
+    if model is not None:
+        return model, files
+    if len(files) < 2 or not files[0].is_dir():
+        raise typer.BadParameter("name the folder of a finished run with --model RUN", param_hint="--model")
+    return files[0], files[1:]
+
+
+def _require_matplotlib() -> None:
+    try:
+        require_matplotlib()
+    except TensorDropoutError as error:
+        raise TensorDropoutError(f"{error}, or predict without pictures: --no-picture") from error
+
+
+def _open_run(run: Path) -> _Trained:
+    try:
         record, result = read_finished_run(run)
-        settings = record["settings"]
-        network: Any = load(run / "model.safetensors").eval()
-        reader = getattr(importlib.import_module(DATASETS[settings["data.name"]].module), "read_input", None)
-        if reader is None:
-            raise TensorDropoutError(
-                f"{settings['data.name']} has no files of its own; its predictions are in {run / 'predictions.csv'}"
-            )
-        rows: list[dict[str, Any]] = []
-        for path in _list_files(files):
-            x = reader(path, network.input_shape, data_options(settings))[None].to(next(network.parameters()).dtype)
-            rows.append({"file": str(path), **_describe(network, x, result)})
-            if len(rows) == 1:
-                typer.echo("  ".join(rows[0]))
-            typer.echo(
-                "  ".join(f"{value:.4g}" if isinstance(value, float) else str(value) for value in rows[-1].values())
-            )
-        if out is not None:
-            with replacing(out) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-                writer.writeheader()
-                writer.writerows(rows)
-            typer.echo(f"Wrote:\n  {out}")
+    except json.JSONDecodeError as error:
+        raise TensorDropoutError(f"predict: a record of the run {run} is damaged ({error})") from error
+    settings = record["settings"]
+    name, options = settings["data.name"], data_options(settings)
+    module = importlib.import_module(DATASETS[name].module)
+    if name not in _ENDINGS:
+        raise TensorDropoutError(f"{name} has no files of its own; its predictions are in {run / 'predictions.csv'}")
+    path = run / "model.safetensors"
+    targets = (result["target"] or "target").split(", ") if result["task"] == "regression" else None
+    return _Trained(
+        data=name,
+        module=module,
+        options=options,
+        network=load(path).eval(),
+        targets=targets,
+        units=_find_units(settings.get("data.root"), options.get("table"), targets or []),
+        classes=result.get("classes"),
+        model={
+            "run": str(run),
+            "fingerprint": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            "data": name,
+            "net": settings["net.name"],
+            "head": settings["net.head"],
+        },
+    )
 
 
-def _list_files(files: list[Path]) -> list[Path]:
+def _find_units(root: str | None, table: str | None, targets: Sequence[str]) -> dict[str, str]:
+    """The units that BIDS' description beside the table states; ``age`` in participants.tsv is in years by BIDS."""
+    if root is None:
+        return {}
+    path = Path(root).expanduser() / (table or "participants.tsv")
+    units = {"age": "years"} if path.name == "participants.tsv" and path.is_file() else {}
+    try:
+        stated = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        units |= {name: str(stated[name]["Units"]) for name in targets if "Units" in stated.get(name, {})}
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass  # no description, or one that says nothing
+    return {name: unit for name, unit in units.items() if name in targets}
+
+
+def _list_files(given: list[Path], endings: tuple[str, ...]) -> list[Path]:
     found: list[Path] = []
-    for path in files:
+    for path in given:
         if path.is_dir():
             inside = (each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
-            found += sorted(each for each in inside if each.name.lower().endswith(_ENDINGS))
+            found += sorted(each for each in inside if each.name.lower().endswith(endings))
         elif path.is_file():
             found.append(path)
         else:
             raise TensorDropoutError(f"there is no file {path}")
     if not found:
-        raise TensorDropoutError(f"there are no scans or pictures in {', '.join(map(str, files))}")
+        kinds = f"no scans or pictures that this network takes ({', '.join(endings)})"
+        raise TensorDropoutError(f"there are {kinds} in {', '.join(map(str, given))}")
     return found
 
 
-@torch.no_grad()
-def _describe(network: Any, x: torch.Tensor, result: dict[str, Any]) -> dict[str, Any]:
-    if result["task"] == "regression":
-        mode = "exact" if len(randomized_layers(network)) == 1 else "mean"
-        prediction = predict_batch(network, x, mode=mode, task="regression")  # type: ignore[arg-type]
-        names = (result["target"] or "target").split(", ")
-        described: dict[str, Any] = dict(zip(names, prediction.mean[0].tolist(), strict=True))
-        if prediction.std is not None:
-            described |= dict(zip((f"{name}_std" for name in names), prediction.std[0].tolist(), strict=True))
-        return described
-    probability, guess = network(x).softmax(1).max(1)
-    classes = result.get("classes")
-    return {"class": classes[int(guess)] if classes else int(guess), "probability": float(probability)}
+def _name_results(paths: list[Path]) -> list[str]:
+    """A name for the results of each file: its own without the ending, and a number where two are alike.
+
+    Example:
+        >>> _name_results([Path("a/sub-01_T1w.nii.gz"), Path("b/cat.png"), Path("c/cat.jpg")])
+        ['sub-01_T1w', 'cat', 'cat-2']
+    """
+    names: dict[str, None] = {}
+    for path in paths:
+        stem = path.name.removesuffix(".gz").removesuffix(".nii") if ".nii" in path.suffixes else path.stem
+        name, number = stem, 2
+        while name in names:
+            name, number = f"{stem}-{number}", number + 1
+        names[name] = None
+    return list(names)
+
+
+def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,7 +1,7 @@
 """Experiments by name: what ``tensor-dropout reproduce NAME`` runs.
 
-An experiment is a module with a ``SUMMARY``, some ``PRESETS`` and a function ``run`` (see :class:`Experiment`). It
-is imported when it is asked for; one module may serve several names.
+An experiment is a module with a ``SUMMARY``, some ``PRESETS`` and a function ``run`` (see :class:`Experiment`). It is
+imported when it is asked for; one module may serve several names.
 """
 
 from __future__ import annotations
@@ -12,47 +12,62 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.experiments.recipes import describe_experiment, list_experiments, suggest
 
 EXPERIMENTS: dict[str, str] = {
-    "digits": "tensor_dropout.experiments.digits",
-    "synthetic-cp": "tensor_dropout.experiments.synthetic",
-    "synthetic-tucker": "tensor_dropout.experiments.synthetic",
-}
-"""Name of the experiment -> the module that runs it."""
+    name: "tensor_dropout.experiments.synthetic" if name.startswith("synthetic") else "tensor_dropout.experiments.paper"
+    for name in list_experiments()
+} | {"digits": "tensor_dropout.experiments.digits"}
+"""Name of the experiment -> the module that runs it; those of the paper in its order, then our own."""
 
 
 class Experiment(Protocol):
     """What a module in ``EXPERIMENTS`` must offer."""
 
     SUMMARY: str
-    """One line for ``tensor-dropout reproduce --help``."""
+    """One line for ``reproduce --help``, of an experiment that is not the paper's."""
 
     PRESETS: Mapping[str, Any]
     """The settings by name; "quick" and "paper" at least."""
 
-    def run(self, name: str, preset: str, out: Path, seed: int) -> list[Path]:
+    def run(self, name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
         """Run the experiment with a progress bar, and return the files that were written.
 
         Args:
             name: the name under which it was asked for.
             preset: one of ``PRESETS``.
-            out: the folder for the results; runs that are already there with equal settings are not repeated.
+            out: the folder of all experiments of this preset; this one's is a folder in it. Runs that are already
+                there with equal settings are not repeated.
             seed: the first seed.
+            **options: where and how to run; an experiment takes those that it knows.
         """
         ...
 
 
+def describe(name: str) -> str:
+    """One line about an experiment, for ``reproduce --help``.
+
+    Example:
+        >>> describe("cifar100")
+        'Table 4: ResNet-18 with six heads'
+    """
+    if name in list_experiments():
+        return str(describe_experiment(name)["reference"])
+    return load_experiment(name).SUMMARY
+
+
 def load_experiment(name: str) -> Experiment:
-    """Import the experiment of this name.
+    """Import the experiment of this name; a recipe may follow a slash.
 
     Raises:
-        TensorDropoutError: if there is none.
+        TensorDropoutError: if there is none, with the nearest names.
 
     Example:
         >>> from tensor_dropout.experiments import load_experiment
-        >>> sorted(load_experiment("digits").PRESETS)
+        >>> sorted(load_experiment("cifar100/fc").PRESETS)
         ['paper', 'quick']
     """
-    if name not in EXPERIMENTS:
-        raise TensorDropoutError(f"reproduce: there is no experiment {name!r}; known are {', '.join(EXPERIMENTS)}")
-    return cast(Experiment, importlib.import_module(EXPERIMENTS[name]))
+    experiment = name.partition("/")[0]
+    if experiment not in EXPERIMENTS:
+        raise TensorDropoutError(f"reproduce: there is no experiment {name!r}; {suggest(experiment, EXPERIMENTS)}")
+    return cast(Experiment, importlib.import_module(EXPERIMENTS[experiment]))

@@ -72,13 +72,13 @@ class Part:
     labels: Tensor
 
 
-def run(name: str, preset: str, out: Path, seed: int) -> list[Path]:
+def run(name: str, preset: str, out: Path, seed: int, **_: Any) -> list[Path]:
     """Train every head with every seed, and write the table, the figure and the numbers.
 
     Args:
         name: "digits".
         preset: one of ``PRESETS``.
-        out: the folder for the results; finished runs in it are not repeated.
+        out: the folder of all experiments; finished runs in it are not repeated.
         seed: the first seed.
 
     Returns:
@@ -88,6 +88,7 @@ def run(name: str, preset: str, out: Path, seed: int) -> list[Path]:
         TensorDropoutError: if scikit-learn or matplotlib is missing.
     """
     settings = PRESETS[preset]
+    out = out / name
     require_matplotlib()
     parts = load_parts()
     console = Console()

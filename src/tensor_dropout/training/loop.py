@@ -288,6 +288,7 @@ class Trainer:
             "epochs": self.config.run.epochs,
             "steps": self.steps,
             "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "compression_ratio": getattr(getattr(network, "fc", None), "compression_ratio", None),
             "seconds": round(self.seconds, 3),
             "examples_per_second": round(self.steps * self.config.run.batch / max(self.seconds, 1e-9), 1),
             "processes": self.process.world,

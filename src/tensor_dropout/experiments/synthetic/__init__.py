@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from tensor_dropout.experiments.recipes import load_recipes
 from tensor_dropout.experiments.synthetic.report import draw_curves, draw_formula, summarize, table
 from tensor_dropout.experiments.synthetic.training import Setting, train_stage
 from tensor_dropout.figures import require_matplotlib
@@ -24,50 +25,46 @@ SUMMARY = (
     "preset paper takes 11 minutes for CP and 24 for Tucker on two cores"
 )
 
-_RATES = (0.001, 0.003, 0.01, 0.03)
-_SMALL: dict[str, Any] = {
-    "size": 8,
-    "true_rank": 3,
-    "rank": 5,
-    "n_train": 500,
-    "n_test": 200,
-    "batch": 50,
-    "decay_every": 48,
-    "rates": (0.01, 0.03, 0.1),
-    "tune_epochs": 40,
-    "points": 30,
-}
+STAGES = ("white", "correlated", "adam")
+
+
+def read_stages(name: str, preset: str) -> dict[str, dict[str, Any]]:
+    """The settings of every stage of a preset, from the recipes."""
+    found = {recipe.name: recipe.settings for recipe in load_recipes(name, preset)}
+    return {
+        stage: {
+            key: tuple(value) if isinstance(value, list) else value
+            for key, value in found[stage].items()
+            if key != "label"
+        }
+        for stage in STAGES
+        if stage in found
+    }
+
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
-    "quick": {
-        "white": {"inputs": "white", "optimizer": "sgd", "epochs": 120, **_SMALL},
-        "correlated": {"inputs": "correlated", "optimizer": "sgd", "epochs": 60, **_SMALL},
-    },
-    "paper": {
-        "white": {"inputs": "white", "optimizer": "sgd", "epochs": 500, "rates": _RATES, "tune_epochs": 200},
-        "correlated": {"inputs": "correlated", "optimizer": "sgd", "epochs": 100, "rates": _RATES, "tune_epochs": 100},
-        "adam": {"inputs": "white", "optimizer": "adam", "epochs": 100, "rates": (0.001,)},
-    },
+    preset: read_stages("synthetic-cp", preset) for preset in ("quick", "paper")
 }
-"""The stages of each preset. 500 epochs are the paper's; the stages that it does not have are shorter."""
+"""The stages of each preset, the same for both formats."""
 
 
-def run(name: str, preset: str, out: Path, seed: int) -> list[Path]:
+def run(name: str, preset: str, out: Path, seed: int, **_: Any) -> list[Path]:
     """Run the stages that are missing, then draw the figures and write the summary.
 
     Args:
         name: "synthetic-cp" or "synthetic-tucker".
         preset: one of ``PRESETS``.
-        out: the folder for results; a cut-off stage goes on from its checkpoint there.
+        out: the folder of all experiments; a cut-off stage goes on from its checkpoint in it.
         seed: of the data, the start and the masks.
     """
     require_matplotlib()
+    out = out / name
     console = Console()
     kind = name.removeprefix("synthetic-")
     records = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        for stage, arguments in PRESETS[preset].items():
+        for stage, arguments in read_stages(name, preset).items():
             setting = Setting(format=kind, seed=seed, **arguments)
             total = setting.search_epochs + setting.epochs
             unit = "epochs, rate search included" if setting.search_epochs else "epochs"

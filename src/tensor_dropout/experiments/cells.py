@@ -1,0 +1,164 @@
+"""One cell of a table: its folder, its state, and how it is run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.experiments.recipes import Cell
+from tensor_dropout.records import write_json
+from tensor_dropout.version import __version__
+
+FORMAT = 1
+"""Of ``cell.json``; a record of another format is not read."""
+
+CellState = Literal["done", "missing", "failed", "stale", "damaged"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a cell.
+
+    Attributes:
+        state: "done"; "missing" (not run, or cut off); "failed"; "stale" (the recipe has changed since); "damaged".
+        detail: why.
+        result: the run's ``result.json``, if it is there.
+        evaluation: its ``evaluation.json``, if it is there.
+        record: its ``run.json`` or the evaluation's environment.
+        folder: where.
+    """
+
+    state: CellState
+    detail: str
+    folder: Path
+    result: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+
+
+def find_cell(cell: Cell, base: Path) -> Found:
+    """What there is of a cell under a folder of results."""
+    folder = base / cell.experiment / cell.slug
+    if not (folder / "cell.json").is_file():
+        return Found("missing", "not run", folder)
+    try:
+        said = _read(folder / "cell.json")
+        if said is None or said.get("format") != FORMAT:
+            return Found(
+                "damaged", f"its record has format {said and said.get('format')}, this version reads {FORMAT}", folder
+            )
+        failed, result = _read(folder / "failed.json"), _read(folder / "result.json")
+        place = folder if cell.of is not None else folder / "evaluation"
+        evaluation, record = _read(place / "evaluation.json"), _read(folder / "run.json")
+    except ValueError as error:
+        return Found("damaged", f"a record cannot be read: {error}", folder)
+    found = {"result": result, "evaluation": evaluation, "record": record}
+    if failed is not None:
+        return Found("failed", failed["error"], folder)
+    if said["identity"] != json.loads(json.dumps(cell.identity())):
+        return Found("stale", "the recipe was changed after this run", folder, **found)
+    trained = cell.of is not None or result is not None
+    evaluated = cell.evaluation is None or evaluation is not None
+    if not (trained and evaluated):
+        return Found("missing", "cut off; the same command goes on", folder, **found)
+    return Found("done", "", folder, **found)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    read = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(read, dict):
+        raise ValueError(f"{path.name} holds no record")
+    return read
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells run.
+
+    Attributes:
+        base: the folder of results; an experiment is a folder in it.
+        roots: data set -> the folder with its files.
+        device: "auto", "cpu" or "cuda".
+    """
+
+    base: Path
+    roots: dict[str, str]
+    device: str = "auto"
+
+
+def run_cell(cell: Cell, place: Place) -> str:
+    """Run what is missing of a cell; a failure is written down, not raised.
+
+    Returns:
+        "done" or "failed".
+    """
+    folder = place.base / cell.experiment / cell.slug
+    found = find_cell(cell, place.base)
+    if found.state == "done":
+        return "done"
+    if found.state in ("stale", "damaged"):
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "failed.json").unlink(missing_ok=True)
+    write_json(folder / "cell.json", {"format": FORMAT, "version": __version__, "identity": cell.identity()})
+    try:
+        if cell.of is None:
+            train_cell(cell, folder, place)
+            run, out = folder, folder / "evaluation"
+        else:
+            run, out = place.base / cell.of.experiment / cell.of.slug, folder
+            if find_cell(cell.of, place.base).state != "done":
+                raise TensorDropoutError(f"the run that it evaluates, {cell.of.experiment}/{cell.of.slug}, is not done")
+        if cell.evaluation is not None:
+            evaluate_cell(cell, run, out, place)
+    except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
+        message = str(error) if isinstance(error, TensorDropoutError | OSError) else f"{type(error).__name__}: {error}"
+        write_json(folder / "failed.json", {"error": message})
+        return "failed"
+    return "done"
+
+
+def train_cell(cell: Cell, folder: Path, place: Place) -> None:
+    """Train, or go on training; checkpoints are removed once the result is there."""
+    from tensor_dropout.training.checkpoint import list_checkpoints
+    from tensor_dropout.training.config import resolve_config
+    from tensor_dropout.training.loop import train
+
+    config = resolve_config(overrides=complete(cell, place))
+    train(config, folder, show=False)
+    for path in list_checkpoints(folder):
+        path.unlink()
+
+
+def complete(cell: Cell, place: Place) -> dict[str, Any]:
+    """The cell's config with what belongs to this machine: the data's folder and the device."""
+    own = {**cell.config, "run.device": place.device}
+    root = place.roots.get(cell.config["data.name"])
+    return own | ({} if root is None else {"data.root": root})
+
+
+def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
+    """Evaluate a run that is done, or go on evaluating it; with its table's figures."""
+    from tensor_dropout.robustness.evaluation import Settings
+    from tensor_dropout.robustness.runs import evaluate_run
+
+    assert cell.evaluation is not None
+    options = dict(cell.evaluation)
+    images = options.pop("images", None)
+    options["noise"] = tuple(options.pop("noise", ())) or ("none",)
+    name = (cell.of or cell).config["data.name"]
+    root = place.roots.get(name)
+    evaluate_run(
+        run,
+        Settings(**options),
+        out=out,
+        images=images,
+        root=None if root is None else Path(root),
+        device=place.device,
+    )

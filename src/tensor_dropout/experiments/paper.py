@@ -1,0 +1,116 @@
+"""The paper's tables and figures on networks: recipes, run as far as they are missing, then drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.experiments.cells import Place, complete, find_cell
+from tensor_dropout.experiments.recipes import Cell, expand, load_recipes, suggest
+from tensor_dropout.experiments.sweep import group_cells, run_sweep
+from tensor_dropout.figures import require_matplotlib
+
+SUMMARY = "tables and figures of the paper, by recipes"
+PRESETS = {"quick": None, "paper": None}
+
+
+def list_cells(name: str, preset: str, seed: int = 0) -> list[Cell]:
+    """The cells of an experiment, or of one recipe of it ("cifar100/fc").
+
+    Raises:
+        TensorDropoutError: if there is no such recipe, with the nearest names.
+    """
+    experiment, _, only = name.partition("/")
+    recipes = load_recipes(experiment, preset)
+    if only:
+        names = [recipe.name for recipe in recipes]
+        if only not in names:
+            raise TensorDropoutError(f"reproduce: {experiment} has no recipe {only!r}; {suggest(only, names)}")
+        recipes = [recipe for recipe in recipes if recipe.name == only]
+    return [cell for recipe in recipes for cell in expand(recipe, preset, seed)]
+
+
+def run_cells(
+    cells: list[Cell],
+    place: Place,
+    *,
+    workers: int = 1,
+    cluster: str = "local",
+    rerun_stale: bool = False,
+    console: Console,
+    **resources: Any,
+) -> None:
+    """Run what is missing of these cells, and say what was left out and what failed.
+
+    Args:
+        cells: from :func:`list_cells`.
+        place: where results go.
+        workers: processes or jobs.
+        cluster: "local" or "slurm".
+        rerun_stale: also run again what a changed recipe made stale.
+        console: where to say it.
+        **resources: of submitit's executor.
+    """
+    require_matplotlib()
+    states = {(cell.experiment, cell.slug): find_cell(cell, place.base).state for cell in cells}
+    wanted = {"missing", "failed", "damaged", *(["stale"] if rerun_stale else [])}
+    pending = [cell for cell in cells if states[cell.experiment, cell.slug] in wanted]
+    _check_data(pending, place)
+    if pending:
+        run_sweep(group_cells(pending), place, workers=workers, cluster=cluster, **resources)
+    found = [find_cell(cell, place.base) for cell in cells]
+    count = Counter(each.state for each in found)
+    now = ", ".join(f"{number} {state}" for state, number in count.items())
+    console.print(f"{len(pending)} of {len(cells)} runs were to do; now {now}.", highlight=False)
+    for each in found:
+        if each.state in ("failed", "damaged"):
+            console.print(f"  {each.state}: {each.folder}: {each.detail}", highlight=False, markup=False)
+    if count["stale"]:
+        console.print(
+            f"  {count['stale']} records are stale: their recipes were changed since; --rerun-stale runs them again",
+            highlight=False,
+        )
+
+
+def _check_data(cells: list[Cell], place: Place) -> None:
+    """Load every data set once before anything starts: a missing folder is said at once, with its layout."""
+    from tensor_dropout.data import load_data
+    from tensor_dropout.training.config import resolve_config
+
+    seen = set()
+    for cell in cells:
+        config = resolve_config(overrides=complete(cell.of or cell, place)).data
+        key = repr(config)
+        if key not in seen:
+            seen.add(key)
+            load_data(config.name, root=config.root, seed=config.seed, **config.options)
+
+
+def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
+    """Run what is missing of an experiment, draw it, and write its table.
+
+    Args:
+        name: the experiment, or "EXPERIMENT/RECIPE".
+        preset: "quick" or "paper".
+        out: the folder of all experiments of this preset.
+        seed: the first seed.
+        **options: of :func:`run_cells`, and ``roots`` and ``device``.
+    """
+    from tensor_dropout.report.collect import build_section
+    from tensor_dropout.report.model import Report
+    from tensor_dropout.report.show import print_section
+    from tensor_dropout.report.text import write_markdown
+
+    console = Console()
+    place = Place(out, options.pop("roots", {}), options.pop("device", "auto"))
+    run_cells(list_cells(name, preset, seed), place, console=console, **options)
+    experiment = name.partition("/")[0]
+    section = build_section(experiment, {preset: out}, out / experiment)
+    print_section(section, console)
+    page = out / experiment / "table.md"
+    write_markdown(Report(section.title, [], [section], []), page)
+    return [page, *(figure.svg for figure in section.figures)]

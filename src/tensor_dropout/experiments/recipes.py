@@ -1,0 +1,210 @@
+"""Recipes: one TOML file per row of a table or curve of a figure, and what they share in ``defaults.toml``."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import itertools
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from tensor_dropout.errors import TensorDropoutError
+
+Preset = Literal["quick", "paper"]
+ROOT = Path(__file__).parents[1] / "recipes"
+_RECIPE_KEYS = {"row", "printed", "presets", "both", "paper", "quick"}
+_CONFIG = ("data", "net", "optimizer", "schedule", "run")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One row of a table, or one curve or panel of a figure.
+
+    Attributes:
+        experiment: the table or figure.
+        name: the recipe's own name, that of its file.
+        row: as the paper calls it.
+        printed: the paper's numbers.
+        settings: of the preset: the experiment's, then the recipe's own.
+    """
+
+    experiment: str
+    name: str
+    row: str
+    printed: dict[str, Any]
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a recipe at one point of its grid with one seed; or the evaluation of such a run.
+
+    Attributes:
+        experiment: the table or figure.
+        recipe: its recipe.
+        row: as the paper calls it.
+        seed: of the run.
+        point: the values of the grid's keys.
+        config: dotted keys of the training config; empty if another experiment's run is evaluated.
+        evaluation: settings of the evaluation; None: none.
+        of: the cell whose run is evaluated; None: its own.
+    """
+
+    experiment: str
+    recipe: str
+    row: str
+    seed: int
+    point: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    evaluation: dict[str, Any] | None = None
+    of: Cell | None = None
+
+    @property
+    def slug(self) -> str:
+        """The name of its folder.
+
+        Example:
+            >>> Cell("cifar100-surface", "bernoulli", "", 0, {"net.rank": [24, 2, 2], "net.theta": 0.8}).slug
+            'bernoulli-rank24x2x2-theta0.8-seed0'
+        """
+        words = [f"{key.rpartition('.')[2]}{_write(value)}" for key, value in self.point.items()]
+        return "-".join([self.recipe, *words, f"seed{self.seed}"])
+
+    def identity(self) -> dict[str, Any]:
+        """What its record depends on; a record of another identity is stale."""
+        own = {"config": self.config, "evaluation": self.evaluation}
+        return own | ({} if self.of is None else {"of": {"config": self.of.config}})
+
+
+def _write(value: Any) -> str:
+    return (
+        "x".join(map(str, value))
+        if isinstance(value, list)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise TensorDropoutError(f"recipes: {path.name} of {path.parent.name} is not TOML: {error}") from None
+
+
+def list_experiments(root: Path = ROOT) -> list[str]:
+    """The tables and figures that there are recipes for, in the order of the paper.
+
+    Example:
+        >>> list_experiments()[0], list_experiments()[-1]
+        ('synthetic-cp', 'cifar100-attacks')
+    """
+    return list(_read(root / "defaults.toml"))
+
+
+def describe_experiment(experiment: str, root: Path = ROOT) -> dict[str, Any]:
+    """Title, reference and metrics of an experiment.
+
+    Raises:
+        TensorDropoutError: if there is none of that name, with the nearest.
+    """
+    known = _read(root / "defaults.toml")
+    if experiment not in known:
+        raise TensorDropoutError(f"reproduce: there is no experiment {experiment!r}; {suggest(experiment, known)}")
+    return known[experiment]
+
+
+def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
+    """The nearest known names, for a message."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.4)
+    return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(known)}"
+
+
+def load_recipes(experiment: str, preset: str, root: Path = ROOT) -> list[Recipe]:
+    """All recipes of an experiment for a preset.
+
+    Raises:
+        TensorDropoutError: if a file is not what it should be.
+
+    Example:
+        >>> [recipe.row for recipe in load_recipes("cifar100", "paper")][:2]
+        ['FC', 'FC + dropout']
+    """
+    shared = describe_experiment(experiment, root)
+    recipes = []
+    there, listed = {path.stem for path in (root / experiment).glob("*.toml")}, shared["rows"]
+    if there != set(listed):
+        odd = sorted(there ^ set(listed))[0]
+        raise TensorDropoutError(f"recipes: {experiment}/{odd}.toml and the rows in defaults.toml do not agree")
+    for name in listed:
+        path = root / experiment / f"{name}.toml"
+        said = _read(path)
+        unknown = set(said) - _RECIPE_KEYS
+        if unknown or "row" not in said:
+            what = f"has the key {sorted(unknown)[0]!r}" if unknown else "has no row"
+            raise TensorDropoutError(
+                f"recipes: {experiment}/{path.name} {what}; it may have {', '.join(sorted(_RECIPE_KEYS))}"
+            )
+        if preset not in said.get("presets", ("quick", "paper")):
+            continue
+        settings: dict[str, Any] = {}
+        for layer in (shared.get("both"), shared.get(preset), said.get("both"), said.get(preset)):
+            _merge(settings, layer or {})
+        recipes.append(Recipe(experiment, path.stem, said["row"], said.get("printed", {}), settings))
+    return recipes
+
+
+def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
+    for key, value in layer.items():
+        if isinstance(value, Mapping) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = copy.deepcopy(value)
+
+
+def expand(recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT) -> list[Cell]:
+    """The cells of a recipe: every point of its grid with every seed.
+
+    Raises:
+        TensorDropoutError: if it evaluates runs of a recipe that does not exist.
+    """
+    settings = recipe.settings
+    evaluation = settings.get("evaluation")
+    if "of" in settings:
+        other, _, name = settings["of"].partition("/")
+        found = [each for each in load_recipes(other, preset, root) if each.name == name]
+        if not found:
+            raise TensorDropoutError(
+                f"recipes: {recipe.experiment}/{recipe.name} is of {settings['of']!r}, which is none"
+            )
+        return [
+            Cell(recipe.experiment, recipe.name, recipe.row, run.seed, run.point, {}, evaluation, run)
+            for run in expand(found[0], preset, first_seed, root)
+        ]
+    tables = {key: settings[key] for key in _CONFIG if key in settings}
+    config = flatten(tables)
+    grid = settings.get("grid", {})
+    cells = []
+    for values in itertools.product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        for seed in range(first_seed, first_seed + settings.get("seeds", 1)):
+            own = {**config, **point, "run.seed": seed}
+            cells.append(Cell(recipe.experiment, recipe.name, recipe.row, seed, point, own, evaluation))
+    return cells
+
+
+def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """``{"run": {"epochs": 3}}`` -> ``{"run.epochs": 3}``."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

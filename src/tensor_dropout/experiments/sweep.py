@@ -1,0 +1,128 @@
+"""Many cells at once: handed to submitit, which runs them as local processes or on SLURM."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tensor_dropout.data.base import import_extra
+from tensor_dropout.experiments.cells import Place, find_cell, run_cell
+from tensor_dropout.experiments.recipes import Cell
+from tensor_dropout.progress import show_progress
+
+Unit = list[Cell]
+"""Cells that must follow each other: a run, then evaluations of it."""
+
+
+def group_cells(cells: list[Cell]) -> list[Unit]:
+    """Cells that evaluate a run come after it, in one unit.
+
+    Example:
+        >>> run = Cell("imagenet", "fc", "ResNet", 0)
+        >>> other, evaluation = Cell("imagenet", "trl", "TRL", 0), Cell("imagenet-attacks", "fc", "FC", 0, of=run)
+        >>> [len(unit) for unit in group_cells([run, other, evaluation])]
+        [2, 1]
+    """
+    units: dict[str, Unit] = {}
+    for cell in cells:
+        source = cell.of or cell
+        unit = units.setdefault(f"{source.experiment}/{source.slug}", [])
+        if cell.of is not None and not any(each.experiment == source.experiment for each in unit):
+            unit.insert(0, source)
+        if all((cell.experiment, cell.slug) != (each.experiment, each.slug) for each in unit):
+            unit.append(cell)
+    return list(units.values())
+
+
+def run_units(units: list[Unit], place: Place) -> None:
+    """Run units one after another in this process."""
+    for unit in units:
+        for cell in unit:
+            run_cell(cell, place)
+
+
+def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str = "local", **resources: Any) -> None:
+    """Run what is missing of all units.
+
+    Args:
+        units: from :func:`group_cells`.
+        place: where results go.
+        workers: processes, or SLURM jobs; every one takes its share of the units.
+        cluster: "local" or "slurm".
+        **resources: parameters of submitit's executor, such as ``slurm_partition``.
+
+    Raises:
+        TensorDropoutError: if submitit is missing.
+    """
+    cells = [cell for unit in units for cell in unit]
+    with show_progress("runs", len(cells)) as advance:
+        if cluster == "local" and min(workers, len(units)) <= 1:
+            for unit in units:
+                for cell in unit:
+                    advance.describe(f"{cell.experiment}/{cell.slug}")
+                    run_cell(cell, place)
+                    advance(1)
+            return
+        submitit = import_extra("submitit", "cli", "reproduce")
+        executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
+        executor.update_parameters(
+            name="tensor-dropout", **(_local_resources() if cluster == "local" else {}), **resources
+        )
+        jobs = [executor.submit(run_units, share, place) for share in deal(units, workers)]
+        try:
+            _wait(jobs, cells, place, advance)
+        except KeyboardInterrupt:
+            for job in jobs:
+                job.cancel()
+            raise
+
+
+def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> None:
+    done = 0
+    while True:
+        finished = all(job.done() for job in jobs)
+        now = sum(find_cell(cell, place.base).state in ("done", "failed") for cell in cells)
+        advance(now - done)
+        done = now
+        if finished:
+            return
+        time.sleep(0.5)
+
+
+def _local_resources() -> dict[str, Any]:
+    """All local jobs may see the GPU: several small runs share it."""
+    import torch
+
+    return {"timeout_min": 7 * 24 * 60, "gpus_per_node": 1 if torch.cuda.is_available() else 0}
+
+
+def deal(units: list[Unit], workers: int) -> list[list[Unit]]:
+    """Shares of about equal cost: the dearest first, each to the share that has the least.
+
+    Example:
+        >>> unit = [Cell("a", "b", "c", 0, config={"run.epochs": 4})]
+        >>> [len(share) for share in deal([unit] * 5, 2)]
+        [3, 2]
+    """
+    shares: list[list[Unit]] = [[] for _ in range(min(workers, len(units)))]
+    loads = [0.0] * len(shares)
+    for unit in sorted(units, key=_cost, reverse=True):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(unit)
+        loads[lightest] += _cost(unit)
+    return shares
+
+
+def _cost(unit: Unit) -> float:
+    """A rough number of network passes: epochs, more for volumes, and evaluations."""
+    cost = 0.0
+    for cell in unit:
+        weight = 4.0 if cell.config.get("data.name") in ("phantom", "nifti") else 1.0
+        cost += weight * cell.config.get("run.epochs", 0) + (20.0 if cell.evaluation is not None else 0.0)
+    return cost
+
+
+def log_folder(place: Place) -> Path:
+    """Where submitit keeps the output of its jobs."""
+    return place.base / ".jobs"

@@ -1,0 +1,1 @@
+"""The report: tables and figures of the paper beside ours, from records alone."""

@@ -1,0 +1,136 @@
+"""The paper's figures, in its arrangement, from records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensor_dropout.experiments.synthetic.report import curves_of, formula_error, gap
+from tensor_dropout.experiments.synthetic.report import draw_curves as draw_losses
+from tensor_dropout.figures import draw_figure, save_figure
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
+MARKERS = "osD^vP*"
+Curve = Sequence[tuple[float, float]]
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]], stem: Path, title: str) -> list[Path]:
+    """Accuracy over the magnitude of FGSM, a panel for each kind of network and a curve for each network."""
+    with draw_figure(max(3.1 * len(panels), 4.6), 3.2) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (panel, curves) in zip(axes, panels.items(), strict=True):
+            for k, (label, curve) in enumerate(curves.items()):
+                x, y = zip(*curve, strict=True)
+                axis.plot(x, y, label=label, color=COLORS[k % 7], marker=MARKERS[k % 7])
+            axis.set_xscale("log")
+            axis.set(xlabel="magnitude λ·10⁻³ of the range", title=panel)
+            axis.set_ylim(bottom=0)
+            axis.legend(fontsize=7)
+        axes[0].set_ylabel("accuracy, %")
+        figure.suptitle(title, fontsize=10)
+        return save_figure(figure, stem)
+
+
+def describe_curves(panels: Mapping[str, Mapping[str, Curve]]) -> str:
+    """The curves in words: where each begins and ends."""
+    words = []
+    for panel, curves in panels.items():
+        for label, curve in curves.items():
+            name = f"{panel}, {label}" if panel else label
+            words.append(f"{name} from {curve[0][1]:.0f} % to {curve[-1][1]:.0f} %")
+    return "; ".join(words) + "."
+
+
+def draw_noise(curves: Mapping[str, Sequence[Mapping[str, Any]]], stem: Path, title: str) -> list[Path]:
+    """MAE over SNR with bands, a curve for each head; clean is a dashed line of its colour."""
+    with draw_figure(5.2, 3.4) as figure:
+        axis = figure.subplots()
+        for k, (label, rows) in enumerate(curves.items()):
+            noisy = sorted((row for row in rows if row["level"] is not None), key=lambda row: row["level"])
+            levels = [row["level"] for row in noisy]
+            axis.fill_between(
+                levels, [row["low"] for row in noisy], [row["high"] for row in noisy], color=COLORS[k], alpha=0.2
+            )
+            axis.plot(levels, [row["mae"] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
+            axis.axhline(rows[0]["mae"], color=COLORS[k], linestyle=":", linewidth=0.9)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(levels, [f"{level:g}" for level in levels])
+        axis.set(xlabel="SNR, σ²(signal)/σ²(noise)", ylabel="MAE, years", title=title)
+        axis.legend(fontsize=7)
+        return save_figure(figure, stem)
+
+
+def draw_surface(panels: Mapping[str, Sequence[tuple[float, float, float]]], stem: Path, title: str) -> list[Path]:
+    """Accuracy over compression ratio (in its order) and θ, a panel for each law, as coloured cells with numbers."""
+    values = [accuracy for points in panels.values() for _, _, accuracy in points]
+    with draw_figure(4.4 * len(panels), 3.4) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (panel, points) in zip(axes, panels.items(), strict=True):
+            ratios = sorted({ratio for ratio, _, _ in points})
+            thetas = sorted({theta for _, theta, _ in points})
+            grid = np.full((len(thetas), len(ratios)), np.nan)
+            for ratio, theta, accuracy in points:
+                grid[thetas.index(theta), ratios.index(ratio)] = accuracy
+            shades = axis.imshow(
+                grid, origin="lower", aspect="auto", cmap="viridis", vmin=min(values), vmax=max(values)
+            )
+            middle = (min(values) + max(values)) / 2
+            for i, j in np.ndindex(*grid.shape):
+                if np.isfinite(grid[i, j]):
+                    ink = "black" if grid[i, j] > middle else "white"
+                    axis.text(j, i, f"{grid[i, j]:.1f}", ha="center", va="center", fontsize=7, color=ink)
+            axis.grid(False)
+            axis.set_xticks(range(len(ratios)), [f"{ratio:.1f}" for ratio in ratios])
+            axis.set_yticks(range(len(thetas)), [f"{theta:g}" for theta in thetas])
+            axis.set(xlabel="compression ratio", title=panel)
+        axes[0].set_ylabel("θ")
+        figure.colorbar(shades, ax=list(axes), label="accuracy, %")
+        figure.suptitle(title, fontsize=10)
+        return save_figure(figure, stem)
+
+
+def describe_surface(panels: Mapping[str, Sequence[tuple[float, float, float]]]) -> str:
+    """The surface in words: its largest and smallest accuracy."""
+    words = []
+    for panel, points in panels.items():
+        best, worst = max(points, key=lambda point: point[2]), min(points, key=lambda point: point[2])
+        words.append(
+            f"{panel} from {worst[2]:.1f} % (ratio {worst[0]:.1f}, θ = {worst[1]:g}) "
+            f"to {best[2]:.1f} % (ratio {best[0]:.1f}, θ = {best[1]:g})"
+        )
+    return "; ".join(words) + "."
+
+
+# Synthetic data.
+
+
+def read_stage(path: Path) -> dict[str, Any] | None:
+    """The record of a stage, if it is there and whole."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and "variants" in record else None
+
+
+def describe_stage(record: dict[str, Any]) -> list[tuple[float, str, str, str, str]]:
+    """θ, final losses, gap, and how far the printed formula is off."""
+    rows = []
+    for theta in record["settings"]["thetas"]:
+        mean, spread, _ = gap(record, theta)
+        exact, stochastic = (
+            curves_of(record, "exact", theta)[0, -1],
+            curves_of(record, "stochastic", theta)[:, -1].mean(),
+        )
+        error = formula_error(record, theta)
+        rows.append((theta, f"{exact:.4f}", f"{stochastic:.4f}", f"{mean:+.5f} ± {spread:.5f}", f"{100 * error:.1f} %"))
+    return rows
+
+
+def draw_stage(record: dict[str, Any], stem: Path) -> list[Path]:
+    """The five panels."""
+    return draw_losses(record, stem)
