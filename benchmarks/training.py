@@ -1,6 +1,7 @@
 """Images per second of the training step, end to end: rows, normalisation, augmentation, forward, backward, update.
 
     python benchmarks/training.py cifar [--root FOLDER]     ResNet-18 on 3×32×32, batch 128
+    python benchmarks/training.py imagenet                  ResNet-101 on 3×224×224, batch 256
     python benchmarks/training.py volumes                   3-D ResNet-18 on 1×182×218×182, batch 8
 
 Without --root the images are random numbers of the same shape (simulated: nothing is learned from them). All variants
@@ -25,16 +26,33 @@ from tensor_dropout.training.loop import build_network, make_optimizer
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.training.step import Step, choose_memory_format, lay_out_, make_targets
 
-CASES = {
-    "cifar": {"data": "cifar100", "shape": (3, 32, 32), "outputs": 100, "batch": 128, "rows": 50_000, "steps": 200},
-    "volumes": {"data": "nifti", "shape": (1, 182, 218, 182), "outputs": 1, "batch": 8, "rows": 64, "steps": 20},
-}
 HEADS = {
     "fc": {},
     "rtrl-cp": {"net.rank": 200},
     "rtrl-tucker": {"net.rank": [256, 3, 3, 96]},
 }
-VOLUME_RANKS = {"rtrl-cp": {"net.rank": 82}, "rtrl-tucker": {"net.rank": [128, 6, 7, 6, 1]}}
+CASES = {
+    "cifar": {"data": "cifar100", "shape": (3, 32, 32), "outputs": 100, "batch": 128, "rows": 50_000, "steps": 200},
+    "imagenet": {
+        "data": "imagefolder",
+        "net": "resnet101",
+        "shape": (3, 224, 224),
+        "outputs": 1000,
+        "batch": 256,
+        "rows": 1024,
+        "steps": 20,
+        "ranks": {"rtrl-tucker": {"net.rank": [256, 3, 3, 256]}},
+    },
+    "volumes": {
+        "data": "nifti",
+        "shape": (1, 182, 218, 182),
+        "outputs": 1,
+        "batch": 8,
+        "rows": 64,
+        "steps": 20,
+        "ranks": {"rtrl-cp": {"net.rank": 82}, "rtrl-tucker": {"net.rank": [128, 6, 7, 6, 1]}},
+    },
+}
 
 
 def make_data(case):
@@ -64,11 +82,11 @@ def make_data(case):
 
 
 def make_step(case, data, head, speed, device):
-    ranks = HEADS if len(case["shape"]) == 3 else {"fc": {}, **VOLUME_RANKS}
+    ranks = HEADS | case.get("ranks", {})
     config = resolve_config(
         overrides={
             "data.name": case["data"],
-            "net.name": "resnet18",
+            "net.name": case.get("net", "resnet18"),
             "net.head": head,
             "run.batch": case["batch"],
             **ranks[head],

@@ -106,7 +106,9 @@ def find_accuracy(target, x, y):
 
 def _build(kind):
     if kind == "mlp":
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.SiLU(), nn.Linear(48, 48), nn.SiLU(), nn.Linear(48, 10))
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(64, 48), nn.SiLU(), nn.Linear(48, 48), nn.SiLU(), nn.Linear(48, 10)
+        )
     if kind == "tensor":
         return build_net("resnet-mini", outputs=10, input_shape=(1, 8, 8), head="rtrl-cp", rank=16, theta=0.8)
     if kind == "regression":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -33,6 +34,7 @@ from tensor_dropout.robustness import (
     APGD,
     LOSSES,
     Iterated,
+    Loss,
     RandomSearch,
     Square,
     Target,
@@ -52,7 +54,7 @@ BALLS = {"linf": 0.1, "l2": 0.6}
 
 both_norms = pytest.mark.parametrize("norm", list(BALLS))
 repeatable = settings(
-    derandomize=True, deadline=None, max_examples=120, database=None, suppress_health_check=list(HealthCheck)
+    derandomize=True, deadline=None, max_examples=50, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
@@ -116,10 +118,10 @@ def prepare_case(foolbox, make, bounds, dtype):
     """Their model and our target for the same network on images within the bounds, and how wide these are."""
     (x, y), net, width = load_digits(), make().to(dtype), bounds[1] - bounds[0]
     # Numbers of ours that no 16th is: on a grid, clipping would hide small differences.
-    x = (0.95 * x + 0.02 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)))[:200].to(dtype)
+    x = (0.95 * x + 0.02 * torch.rand(x.shape, generator=torch.Generator().manual_seed(0)))[:100].to(dtype)
     prepare = Affine(bounds[0], width)
     theirs = foolbox.PyTorchModel(nn.Sequential(prepare, net).eval(), bounds=bounds, device="cpu")
-    return theirs, Target(net, bounds=bounds, prepare=prepare), (bounds[0] + width * x).clamp(*bounds), y[:200], width
+    return theirs, Target(net, bounds=bounds, prepare=prepare), (bounds[0] + width * x).clamp(*bounds), y[:100], width
 
 
 def record_start(attack_class):
@@ -136,9 +138,8 @@ def record_start(attack_class):
 @both_norms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("bounds", RANGES.values(), ids=RANGES.keys())
-@pytest.mark.parametrize("make", [train_plain, train_mlp])
-def test_fgsm_is_foolboxs_bit_for_bit(foolbox, make, bounds, dtype, norm):
-    theirs, target, x, y, width = prepare_case(foolbox, make, bounds, dtype)
+def test_fgsm_is_foolboxs_bit_for_bit(foolbox, bounds, dtype, norm):
+    theirs, target, x, y, width = prepare_case(foolbox, train_mlp, bounds, dtype)
     attack = getattr(foolbox.attacks, FAST[norm])()
     for epsilon in (0.01, BALLS[norm], 4.0):
         expected = attack.run(theirs, x, y, epsilon=epsilon * width)
@@ -148,24 +149,23 @@ def test_fgsm_is_foolboxs_bit_for_bit(foolbox, make, bounds, dtype, norm):
 @both_norms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("bounds", RANGES.values(), ids=RANGES.keys())
-@pytest.mark.parametrize(("steps", "share"), [(1, 0.5), (7, 0.2), (20, 0.1)])
-def test_bim_is_foolboxs_bit_for_bit(foolbox, steps, share, bounds, dtype, norm):
+def test_bim_is_foolboxs_bit_for_bit(foolbox, bounds, dtype, norm):
     theirs, target, x, y, width = prepare_case(foolbox, train_plain, bounds, dtype)
-    for epsilon in (0.3 * BALLS[norm] * width, 2 * BALLS[norm] * width):
+    radius = BALLS[norm] * width
+    for epsilon, steps, share in ((0.3 * radius, 1, 0.5), (radius, 7, 0.2), (2 * radius, 20, 0.1)):
         relative = getattr(foolbox.attacks, BASIC[norm])(rel_stepsize=share, steps=steps)
         expected = relative.run(theirs, x, y, epsilon=epsilon)
         assert torch.equal(bim(epsilon, steps=steps, step=share * epsilon, norm=norm)(target, x, y), expected)
-    absolute = getattr(foolbox.attacks, BASIC[norm])(abs_stepsize=0.013 * width, steps=steps)
-    expected = absolute.run(theirs, x, y, epsilon=epsilon)
-    assert torch.equal(bim(epsilon, steps=steps, step=0.013 * width, norm=norm)(target, x, y), expected)
+    absolute = getattr(foolbox.attacks, BASIC[norm])(abs_stepsize=0.013 * width, steps=11)
+    expected = absolute.run(theirs, x, y, epsilon=radius)
+    assert torch.equal(bim(radius, steps=11, step=0.013 * width, norm=norm)(target, x, y), expected)
 
 
 @both_norms
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 @pytest.mark.parametrize("bounds", RANGES.values(), ids=RANGES.keys())
-@pytest.mark.parametrize("make", [train_plain, train_mlp])
-def test_pgd_is_foolboxs_bit_for_bit_from_the_same_start(foolbox, make, bounds, dtype, norm):
-    theirs, target, x, y, width = prepare_case(foolbox, make, bounds, dtype)
+def test_pgd_is_foolboxs_bit_for_bit_from_the_same_start(foolbox, bounds, dtype, norm):
+    theirs, target, x, y, width = prepare_case(foolbox, train_plain, bounds, dtype)
     for epsilon, steps, share in ((0.05 * width, 10, 0.2), (BALLS[norm] * width, 20, 1 / 40)):
         attack = record_start(getattr(foolbox.attacks, PROJECTED[norm]))(rel_stepsize=share, steps=steps)
         expected = attack.run(theirs, x, y, epsilon=epsilon)
@@ -214,9 +214,8 @@ def test_the_papers_strengths_steps_and_step_size(unit):
             assert (attack.norm, attack.loss, attack.keep, attack.restarts) == ("linf", "cross_entropy", "last", 1)
         single = paper_attack("fgsm", strength, unit)
         assert (single.steps, single.step) == (1, single.epsilon)
-    assert [paper_attack("bim", s, unit).steps for s in (1, 2, 4, 8, 15, 16, 17, 32, 128)] == [
-        *(2, 3, 5, 10, 19, 20, 21, 36, 132)
-    ]
+    for strength, steps in {1: 2, 2: 3, 4: 5, 8: 10, 15: 19, 16: 20, 17: 21, 32: 36, 128: 132}.items():
+        assert paper_attack("bim", strength, unit).steps == steps
     assert (paper_attack("bim", 2, unit).start, paper_attack("pgd", 2, unit).start) == ("centre", "random")
 
 
@@ -306,11 +305,10 @@ def make_their_targeted(torchattacks, net, norm, **options):
 
 @both_norms
 @pytest.mark.parametrize("loss", ["cross_entropy", "dlr"])
-@pytest.mark.parametrize("steps", [7, 20, 50])
-@pytest.mark.parametrize("make", [train_plain, train_mlp, train_robust])
+@pytest.mark.parametrize(("make", "steps"), [(train_mlp, 7), (train_mlp, 50), (train_plain, 20), (train_robust, 12)])
 def test_apgd_is_the_published_one(torchattacks, make, steps, loss, norm):
     (x, y), net = load_digits(), make().double()
-    x, y, epsilon = x[:100].double(), y[:100], BALLS[norm]
+    x, y, epsilon = x[:60].double(), y[:60], BALLS[norm]
     theirs = make_theirs(torchattacks, net, loss, norm, eps=epsilon, steps=steps, seed=steps)
     with doubles():
         best, standing, best_loss, _ = theirs.attack_single_run(x, y)
@@ -320,7 +318,7 @@ def test_apgd_is_the_published_one(torchattacks, make, steps, loss, norm):
     target = Target(net)
     ours = attack(target, x, y, start=theirs.find_start())
     assert torch.equal(is_fooled(target, ours, y), ~standing)
-    assert 5 < standing.sum() < 95
+    assert 5 < standing.sum() < 56
     torch.testing.assert_close(LOSSES[loss](net(ours), y)[standing], best_loss[standing], rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(ours[standing], best[standing], rtol=0, atol=1e-6)
 
@@ -333,16 +331,15 @@ def test_apgd_is_the_published_one(torchattacks, make, steps, loss, norm):
 
 
 @both_norms
-@pytest.mark.parametrize("make", [train_mlp, train_plain])
-def test_targeted_apgd_is_the_published_one(torchattacks, make, norm):
+def test_targeted_apgd_is_the_published_one(torchattacks, norm):
     """One example at a time: for l2 their step size is that of the first example, for all."""
-    (x, y), net, epsilon = load_digits(), make().double(), BALLS[norm]
+    (x, y), net, epsilon = load_digits(), train_mlp().double(), BALLS[norm]
     target = Target(net)
-    rows = (~is_fooled(target, x.double(), y)).nonzero()[:24, 0]  # they leave the others out
+    rows = (~is_fooled(target, x.double(), y)).nonzero()[:12, 0]  # they leave the others out
     x, y = x[rows].double(), y[rows]
     standing, first, first_loss, starts = [], [], [], []
     for image, label in zip(x.split(1), y.split(1), strict=True):
-        theirs = make_their_targeted(torchattacks, net, norm, eps=epsilon, steps=15, seed=len(starts), n_classes=10)
+        theirs = make_their_targeted(torchattacks, net, norm, eps=epsilon, steps=12, seed=len(starts), n_classes=10)
         with doubles():
             standing.append(theirs.perturb(image, label)[0])
             theirs.target_class = 2  # the likeliest wrong one alone
@@ -351,9 +348,9 @@ def test_targeted_apgd_is_the_published_one(torchattacks, make, norm):
         first_loss.append(best_loss)
         starts.append(theirs.find_start())
     standing, start = torch.cat(standing), torch.cat(starts)
-    attack = partial(APGD, epsilon, steps=15, norm=norm, loss="targeted_dlr")
+    attack = partial(APGD, epsilon, steps=12, norm=norm, loss="targeted_dlr")
     assert torch.equal(is_fooled(target, attack()(target, x, y, start=start), y), ~standing)
-    assert 2 < standing.sum() < 22
+    assert 0 < standing.sum() < 12
 
     ours = attack(goals=1)(Everyone(net), x, y, start=start)
     goal = net(x).scatter(1, y[:, None], -torch.inf).argmax(1)
@@ -364,20 +361,20 @@ def test_targeted_apgd_is_the_published_one(torchattacks, make, norm):
 
 @both_norms
 @pytest.mark.parametrize("loss", ["cross_entropy", "dlr"])
-@pytest.mark.parametrize("make", [train_plain, train_mlp, train_robust])
+@pytest.mark.parametrize("make", [train_mlp, train_robust])
 def test_apgd_is_within_2_points_of_the_library_as_it_is(torchattacks, make, loss, norm):
     (x, y), net = load_digits(), make()
-    theirs = torchattacks.APGD(net, norm=THEIR_NORM[norm], loss=THEIR_LOSS[loss], eps=BALLS[norm], steps=30)
+    theirs = torchattacks.APGD(net, norm=THEIR_NORM[norm], loss=THEIR_LOSS[loss], eps=BALLS[norm], steps=20)
     target = Target(net, batch=512)
-    ours = APGD(BALLS[norm], steps=30, norm=norm, loss=loss)(target, x, y)
+    ours = APGD(BALLS[norm], steps=20, norm=norm, loss=loss)(target, x, y)
     assert find_accuracy(target, ours, y) == pytest.approx(find_accuracy(target, theirs(x, y), y), abs=0.02)
 
 
 def test_targeted_apgd_is_within_2_points_of_the_library_as_it_is(torchattacks):
     (x, y), net = load_digits(), train_plain()
     target = Target(net, batch=512)
-    theirs = torchattacks.APGDT(net, norm="Linf", eps=0.1, steps=10, n_classes=10)(x, y)
-    ours = APGD(0.1, steps=10, loss="targeted_dlr")(target, x, y)
+    theirs = torchattacks.APGDT(net, norm="Linf", eps=0.1, steps=6, n_classes=10)(x, y)
+    ours = APGD(0.1, steps=6, loss="targeted_dlr")(target, x, y)
     assert find_accuracy(target, ours, y) == pytest.approx(find_accuracy(target, theirs, y), abs=0.02)
 
 
@@ -412,7 +409,7 @@ def test_checkpoints_follow_the_published_recursion(monkeypatch, steps):
     seen = watch_checkpoints(monkeypatch, steps)
     if steps % 100 == 0:
         assert seen == published
-    assert all(a < b for a, b in zip(seen, seen[1:], strict=False))
+    assert all(a < b for a, b in pairwise(seen))
     # Otherwise windows are whole numbers, as in the published code: each is rounded down, and at least 1.
     window, expected = max(22 * steps // 100, 1), []
     while sum(expected) + window <= steps:
@@ -425,7 +422,7 @@ def test_checkpoints_follow_the_published_recursion(monkeypatch, steps):
 
 
 def make_small_net(size, outputs, seed, dtype):
-    """Everything that an attack could leave changed: batch norm, dropout, tensor dropout that samples, frozen weights."""
+    """All that an attack could leave changed: batch norm, dropout, tensor dropout that samples, frozen weights."""
     torch.manual_seed(seed)
     features = math.prod(size)
     head = td.CPRegression((2, 3), outputs, rank=2, dropout=td.TensorDropout(0.7, at_test="sample"), init="normal")
@@ -520,7 +517,9 @@ def test_within_the_ball_and_the_bounds_and_nothing_else_is_changed(task, data):
     y = torch.randint(outputs, (7,)) if task == "classification" else torch.randn(7, outputs, dtype=dtype)
     target = Target(net, bounds=bounds, task=task, batch=batch)
     if isinstance(attack, Transfer):
-        attack = Transfer(attack.attack, Target(make_small_net(size, outputs, seed + 1, dtype), bounds=bounds, task=task))
+        attack = Transfer(
+            attack.attack, Target(make_small_net(size, outputs, seed + 1, dtype), bounds=bounds, task=task)
+        )
     before, kept = describe_state(net), (x.clone(), y.clone())
     worst = attack(target, x, y)
     assert_same_state(before, describe_state(net))
@@ -555,7 +554,7 @@ every_attack = pytest.mark.parametrize("attack", EVERY_ATTACK.values(), ids=EVER
 @every_attack
 def test_digits_stay_within_the_ball_and_the_bounds(attack):
     (x, y), target = load_digits(), Target(train_tensor(), batch=100)
-    x, y = x[:150], y[:150]
+    x, y = x[:80], y[:80]
     torch.manual_seed(5)
     before = torch.get_rng_state()
     worst = attack(target, x, y)
@@ -604,6 +603,15 @@ def test_examples_that_are_all_wrong_already(attack):
     assert find_accuracy(target, worst, y) <= 0.1
 
 
+@both_norms
+@pytest.mark.parametrize("make", [partial(pgd, steps=3), partial(APGD, steps=3)], ids=["pgd", "apgd"])
+def test_restarts_when_nobody_is_left(make, norm):
+    x, _ = load_digits()
+    x, target = x[:20], Target(train_plain())
+    y = (target.predict(x).output.argmax(1) + 5) % 10
+    assert is_fooled(target, make(0.01, norm=norm, restarts=3)(target, x, y), y).all()
+
+
 @every_attack
 def test_one_example(attack):
     x, y = load_digits()
@@ -611,34 +619,36 @@ def test_one_example(attack):
 
 
 @pytest.mark.parametrize("kind", [Rounded, Detached, nn.Sequential])
-@pytest.mark.parametrize("seed", range(4))
-def test_no_attack_repairs_what_was_wrong(kind, seed):
+def test_no_attack_repairs_what_was_wrong(kind):
     """Robust accuracy above the clean one would be absurd: the clean input is in every ball."""
-    (x, y), target = load_digits(), Target(kind(train_plain(seed)), batch=512)
+    (x, y), target = load_digits(), Target(kind(train_plain(1)), batch=512)
     wrong = is_fooled(target, x, y)
     assert wrong.any()
-    for epsilon in (0.02, 0.1, 0.2):
+    for epsilon in (0.02, 0.2):
         for attack in (
-            pgd(epsilon, steps=2, seed=seed),
+            pgd(epsilon, steps=2, seed=1),
             bim(epsilon, steps=2, keep="best"),
-            APGD(epsilon, steps=2, seed=seed),
-            APGD(epsilon, steps=2, loss="targeted_dlr", goals=1, seed=seed),
-            Square(epsilon, queries=5, seed=seed),
-            RandomSearch(epsilon, queries=2, seed=seed),
-            Transfer(pgd(epsilon, steps=2, seed=seed), Target(train_mlp())),
+            APGD(epsilon, steps=2, seed=1),
+            APGD(epsilon, steps=2, loss="targeted_dlr", goals=1, seed=1),
+            Square(epsilon, queries=5, seed=1),
+            RandomSearch(epsilon, queries=2, seed=1),
+            Transfer(pgd(epsilon, steps=2, seed=1), Target(train_mlp())),
         ):
             assert is_fooled(target, attack(target, x, y), y)[wrong].all(), attack
 
 
-def test_a_start_outside_the_ball_does_not_widen_it():
-    (x, y), target = load_digits(), Target(train_plain())
-    x, y = x[:30], y[:30]
-    for attack in (pgd(0.05, steps=3), APGD(0.05, steps=3)):
-        try:
-            worst = attack(target, x, y, start=1 - x)
-        except TensorDropoutError:
-            continue  # refusing is as good as projecting
-        assert_within(worst, x, "linf", 0.05, (0.0, 1.0))
+@pytest.mark.parametrize("make", [pgd, APGD])
+@pytest.mark.parametrize("limits", ["ball", "bounds"])
+def test_a_start_that_is_not_allowed_widens_nothing(limits, make):
+    """The start is the worst of all points here: it would be kept."""
+    net, x = make_linear(), torch.full((5, 1, 4, 4), 0.95)
+    best = x + (0.4 if limits == "ball" else 0.1) * net[1].weight.detach().view(1, 1, 4, 4).sign()
+    start = best.clamp(0, 1) if limits == "ball" else best
+    try:
+        worst = make(0.1, steps=2, loss="increase")(Target(net, task="regression"), x, torch.zeros(5), start=start)
+    except TensorDropoutError:
+        return  # refusing is as good as projecting
+    assert_within(worst, x, "linf", 0.1, (0.0, 1.0))
 
 
 def test_what_comes_from_a_source_with_wider_bounds_stays_within_the_targets():
@@ -675,12 +685,26 @@ def test_projection_is_the_nearest_point_of_the_ball(norm):
 # Strength
 
 
-@both_norms
-@pytest.mark.parametrize("loss", ["cross_entropy", "dlr", "margin"])
-@pytest.mark.parametrize("make", [train_plain, train_mlp, train_tensor, train_robust])
+def test_that_both_look_at_as_many_gradients(monkeypatch):
+    counted, original = [], Target.ascend
+    monkeypatch.setattr(Target, "ascend", lambda *args: counted.append(1) or original(*args))
+    x, y = load_digits()
+    for attack in (pgd(0.1, steps=20), APGD(0.1, steps=19)):
+        counted.clear()
+        attack(Target(train_robust()), x[:20], y[:20])
+        assert len(counted) == 20
+
+
+@pytest.mark.parametrize(
+    ("make", "loss", "norm"),
+    [
+        *product((train_plain, train_mlp, train_robust), ("cross_entropy", "dlr", "margin"), BALLS),
+        (train_tensor, "cross_entropy", "linf"),
+    ],
+)
 def test_apgd_is_at_least_as_strong_as_pgd_at_equal_budget(make, loss, norm):
-    n = 180 if make is train_tensor else 360  # the larger network: fewer images, for time
-    (x, y), target, gradients = (part[:n] for part in load_digits()), Target(make(), batch=512), 20
+    """From one start, on all 360 images; of 120 runs from five starts, APGD was behind in two, by 1 and 2 images."""
+    (x, y), target, gradients = load_digits(), Target(make(), batch=512), 20
     start = draw_start(norm, x, BALLS[norm])
     worst = pgd(BALLS[norm], steps=gradients, norm=norm, loss=loss)(target, x, y, start=start)
     adaptive = APGD(BALLS[norm], steps=gradients - 1, norm=norm, loss=loss)(target, x, y, start=start)
@@ -693,29 +717,31 @@ def test_more_steps_and_a_larger_ball_never_help_the_defender(norm):
     (x, y), target = load_digits(), Target(train_plain(), batch=512)
     accuracies = [
         find_accuracy(target, APGD(share * BALLS[norm], steps=20, norm=norm)(target, x, y), y)
-        for share in (0.25, 0.5, 1, 2, 8)
+        for share in (0.3, 1, 2, 8)
     ]
     assert accuracies == sorted(accuracies, reverse=True)
     assert accuracies[-1] == 0
     start = draw_start(norm, x, BALLS[norm])
     longer = [
-        find_accuracy(target, bim(BALLS[norm], steps=n, step=0.02, norm=norm, keep="best")(target, x, y, start=start), y)
-        for n in (1, 5, 20, 60)
+        find_accuracy(
+            target, bim(BALLS[norm], steps=n, step=0.02, norm=norm, keep="best")(target, x, y, start=start), y
+        )
+        for n in (1, 5, 20)
     ]
     assert longer == sorted(longer, reverse=True)
 
 
 @pytest.mark.parametrize("fake", [Rounded, Detached])
 def test_square_needs_no_gradient_where_pgd_is_lost(fake):
-    (x, y), target = load_digits(), Target(fake(train_plain()), batch=512)
+    (x, y), target = (part[:200] for part in load_digits()), Target(fake(train_plain()), batch=512)
     clean = find_accuracy(target, x, y)
     assert clean > 0.95
     assert torch.equal(bim(0.15, steps=20)(target, x, y), x)  # no gradient, no step
     assert find_accuracy(target, pgd(0.15, steps=20)(target, x, y), y) > clean - 0.05
-    assert find_accuracy(target, Square(0.15, queries=300)(target, x, y), y) < 0.35
+    assert find_accuracy(target, Square(0.15, queries=200)(target, x, y), y) < 0.45
     # Hiding the gradient has not made the network more robust: Square does as well on the network itself.
     honest = Target(train_plain(), batch=512)
-    assert find_accuracy(honest, Square(0.15, queries=300)(honest, x, y), y) < 0.35
+    assert find_accuracy(honest, Square(0.15, queries=200)(honest, x, y), y) < 0.45
 
 
 @pytest.mark.parametrize("size", [(1, 30), (2, 20), (1, 8, 8), (3, 5, 9), (1, 4, 5, 6)])
@@ -797,11 +823,11 @@ def test_a_fitted_twin_imitates_without_gradients_and_without_side_effects():
 def test_a_twin_of_a_regression_speaks_in_its_unit():
     x, _ = load_digits("train")
     target = Target(train_regression(), task="regression", batch=512)
-    twin = fit_twin(target, x[:512], epochs=10)
+    twin = fit_twin(target, x[:400], epochs=7)
     test, _ = load_digits()
     expected, found = target.predict(test).output, twin.predict(test).output
     assert twin.task == "regression"
-    assert float((found - expected).abs().mean()) < 0.4 * float((expected - expected.mean()).abs().mean())
+    assert float((found - expected).abs().mean()) < 0.5 * float((expected - expected.mean()).abs().mean())
 
 
 # Restarts and early leaving
@@ -812,8 +838,8 @@ def test_a_twin_of_a_regression_speaks_in_its_unit():
 def test_more_restarts_never_help_the_defender(way, norm):
     (x, y), target = load_digits(), Target(train_plain(), batch=512)
     make = partial(pgd if way == "pgd" else APGD, BALLS[norm], steps=5, norm=norm)
-    fooled = [is_fooled(target, make(restarts=n)(target, x, y), y) for n in (1, 2, 4, 8)]
-    for fewer, more in zip(fooled, fooled[1:], strict=False):
+    fooled = [is_fooled(target, make(restarts=n)(target, x, y), y) for n in (1, 2, 4)]
+    for fewer, more in pairwise(fooled):
         assert bool((more | ~fewer).all())  # example by example
     assert fooled[-1].sum() > fooled[0].sum()
 
@@ -838,34 +864,48 @@ def count_rows(net):
     return rows
 
 
+def get_to_know(target, x):
+    """What a target finds out once: the number of its outputs, and whether it is random."""
+    target.count_outputs(x)
+    target.is_randomized(x)
+    return target
+
+
 @both_norms
 def test_fooled_examples_leave_and_the_batch_shrinks(norm):
-    (x, y), net = load_digits(), train_plain()
-    target, rows, epsilon = Target(net, batch=512), count_rows(net), 2 * BALLS[norm]
-    start = draw_start(norm, x, epsilon)
+    (x, y), net, epsilon = load_digits(), train_plain(), 2 * BALLS[norm]
+    target, rows, start = get_to_know(Target(net, batch=512), x), count_rows(net), draw_start(norm, x, epsilon)
     attack = partial(Iterated, "pgd", epsilon, 0.2 * epsilon, 20, norm, "margin")
     last = attack(keep="last")(target, x, y, start=start)
-    passes_last = rows.copy()
+    assert rows == [360] * 20
     rows.clear()
     best = attack(keep="best")(target, x, y, start=start)
-    passes_best = rows.copy()
-    assert bool((is_fooled(target, best, y) | ~is_fooled(target, last, y)).all())  # fooled at the end: fooled on the way
+    assert rows == sorted(rows, reverse=True)
+    assert sum(rows) < 0.5 * 20 * 360
+    assert len(rows) <= 22  # two more: for the clean input, and for where the last step has led
+    # Who is fooled at the end was fooled on the way.
+    assert bool((is_fooled(target, best, y) | ~is_fooled(target, last, y)).all())
     assert find_accuracy(target, best, y) <= find_accuracy(target, last, y)
-    assert passes_last == [1, *[360] * 20]  # one to count the classes
-    climbing = passes_best[1 + 2 - 1 :]  # the network is asked twice whether it is random
-    assert climbing == sorted(climbing, reverse=True)
-    assert sum(passes_best) < 0.5 * sum(passes_last)
 
 
 def test_nobody_leaves_a_random_target_or_a_regression():
     (x, y), net = load_digits(), Noisy(train_plain(), 0.05)
-    rows = count_rows(net)
-    Iterated("pgd", 0.2, 0.05, 5)(Target(net, batch=512), x, y)
-    assert rows == [1, 360, 360, *[360] * 6]
+    target, rows = get_to_know(Target(net, batch=512), x), count_rows(net)
+    Iterated("pgd", 0.2, 0.05, 5)(target, x, y)
+    assert set(rows) == {360}
     net = train_regression()
-    rows = count_rows(net)
-    Iterated("pgd", 0.2, 0.05, 5, loss="absolute")(Target(net, task="regression", batch=512), x, y)
-    assert rows == [1, *[360] * 6]
+    target, rows = get_to_know(Target(net, task="regression", batch=512), x), count_rows(net)
+    Iterated("pgd", 0.2, 0.05, 5, loss="absolute")(target, x, y)
+    assert set(rows) == {360}
+
+
+def test_nobody_leaves_a_target_whose_answer_is_not_that_of_its_mean_network():
+    """ "exact" answers with the softmax averaged over masks; the mean network, wrong already, does not decide."""
+    (x, y), net = (part[:60] for part in load_digits()), train_tensor()
+    target = get_to_know(Target(net, mode="exact", n_samples=8), x)
+    rows = count_rows(net.layer1)
+    pgd(0.3, steps=8)(target, x, y)
+    assert set(rows) == {60}
 
 
 def test_apgd_and_square_shrink_too():
@@ -953,9 +993,9 @@ def test_targets_of_a_regression_may_be_flat_whole_numbers_or_doubles():
 @pytest.mark.parametrize("mode", ["mean", "sample", "exact"])
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_attacks_run_in_every_mode(task, mode):
-    x, y = (part[:60] for part in load_digits())
+    x, y = (part[:40] for part in load_digits())
     net = train_regression() if task == "regression" else train_tensor()
-    target = Target(net, task=task, mode=mode, n_samples=8 if mode != "mean" else None)
+    target = Target(net, task=task, mode=mode, n_samples=6 if mode != "mean" else None)
     clean = target.predict(x).output
     for norm in BALLS:
         for attack in (pgd, APGD):
@@ -971,11 +1011,11 @@ def test_attacks_run_in_every_mode(task, mode):
 
 
 def test_averaging_over_noise_makes_a_stronger_attack():
-    (x, y), net = load_digits(), Noisy(train_plain(), 0.3)
+    (x, y), net = load_digits(), Noisy(train_mlp(), 0.3)
     found = []
     for eot_samples in (1, 16):
         target = Target(net, batch=512, n_samples=50, eot_samples=eot_samples)
-        worst = pgd(0.15, steps=20, loss="margin", keep="last")(target, x, y)
+        worst = pgd(0.05, steps=10, norm="linf", loss="margin", keep="last")(target, x, y)
         found.append(find_accuracy(target, worst, y))
     assert found[1] < found[0] - 0.02
 
@@ -996,15 +1036,15 @@ def test_l2_directions_do_not_underflow():
 
 @both_norms
 def test_saturated_logits_hide_cross_entropy_but_neither_dlr_nor_the_margin(norm):
-    (x, y), net = load_digits(), train_plain()
+    (x, y), net = (part[:120] for part in load_digits()), train_plain()
     plain, epsilon = Target(net, batch=512), BALLS[norm]
     for scale in (2.0**13, 1e4):
         scaled = Target(Scaled(net, scale), batch=512)
         assert find_accuracy(scaled, x, y) == find_accuracy(plain, x, y)
         for loss in ("margin", "dlr"):
-            for attack in (pgd(epsilon, steps=15, norm=norm, loss=loss), APGD(epsilon, steps=15, norm=norm, loss=loss)):
+            for attack in (pgd(epsilon, steps=10, norm=norm, loss=loss), APGD(epsilon, steps=10, norm=norm, loss=loss)):
                 expected, found = attack(plain, x, y), attack(scaled, x, y)
-                assert find_accuracy(scaled, found, y) == pytest.approx(find_accuracy(plain, expected, y), abs=0.006)
+                assert find_accuracy(scaled, found, y) == pytest.approx(find_accuracy(plain, expected, y), abs=0.017)
                 if scale == 2.0**13 and norm == "linf":  # a power of two: not even the rounding differs
                     assert find_accuracy(scaled, found, y) == find_accuracy(plain, expected, y)
         hidden = pgd(epsilon, steps=15, norm=norm)(scaled, x, y)
@@ -1072,8 +1112,6 @@ def test_the_margin_is_positive_just_where_the_argmax_is_wrong(loss):
 
 
 def test_a_loss_of_your_own():
-    from tensor_dropout.robustness import Loss
-
     loss = Loss("second", "classification", lambda logits, y, goal: logits[:, 2] - logits[:, 0])
     x, target = torch.rand(9, 1, 4, 4), Target(make_linear(3))
     worst = bim(0.2, loss=loss)(target, x, torch.zeros(9).long())

@@ -17,7 +17,7 @@ from filelock import FileLock
 
 import tensor_dropout as td
 
-for needed in ("sphinx", "furo", "myst_parser", "typer"):
+for needed in ("furo", "myst_parser", "sphinx", "typer"):  # furo first: a folder named sphinx is not Sphinx
     pytest.importorskip(needed, reason=f"the site needs {needed}: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).parents[1]

@@ -70,6 +70,11 @@ def describe_state(net):
     }
 
 
+def repeat(call, times=6):
+    for _ in range(times):
+        call()
+
+
 def count_passes(module):
     rows = []
     module.register_forward_hook(lambda module, inputs, output: rows.append(len(inputs[0])))
@@ -121,8 +126,8 @@ BAD_INPUTS = {
     "below the bounds": (spoil(X, -0.3), Y, ["-0.3", "bounds"]),
     "normalised already": (2 * (X - 0.5), Y, ["bounds", "prepare"]),
     "pixels of 0 to 255": (255 * X, Y, ["bounds"]),
-    "NaN inputs": (spoil(X, math.nan), Y, ["nan"]),
-    "infinite inputs": (spoil(X, math.inf), Y, ["inf"]),
+    "NaN inputs": (spoil(X, math.nan), Y, ["not finite"]),
+    "infinite inputs": (spoil(X, math.inf), Y, ["not finite"]),
     "whole numbers as inputs": ((X > 0.5).long(), Y, ["floating-point", "int64"]),
     "no inputs": (X[:0], Y[:0], ["B ≥ 1"]),
     "one number per example": (X[:, 0, 0, 0], Y, ["(B, C, *size)"]),
@@ -161,7 +166,7 @@ def test_bad_numbers_of_a_regression_are_refused(y, words):
 def test_infinite_inputs_are_refused_without_bounds_too(value):
     target = Target(Returns(torch.tanh), bounds=(-math.inf, math.inf))
     target.check(1e6 * (X - 0.5), Y)
-    with pytest.raises(TensorDropoutError, match=r"finite|nan|inf"):
+    with pytest.raises(TensorDropoutError, match="not finite"):
         target.check(spoil(X, value), Y)
 
 
@@ -299,8 +304,7 @@ BAD_MODELS = {
 def test_models_that_cannot_be_attacked(function, words):
     target = Target(Returns(function))
     for message in attack_all(target, X, Y.clamp(max=0)):
-        if "one class" not in words:
-            assert_sentence(message, words[:1] if "outputs" in words[0] else words)
+        assert_sentence(message, words)
 
 
 def test_a_network_with_one_class_is_refused_every_time():
@@ -348,7 +352,7 @@ def test_a_gradient_is_the_mean_over_the_draws(make, loss):
         if isinstance(module, nn.Dropout):
             module.train()
         if isinstance(module, td.TensorDropout):
-            module.at_test = "sample"
+            module.at_test, module.per_sample = "sample", True  # the target draws for every example
     torch.manual_seed(4)
     losses, gradients, probs = [], [], []
     for _ in range(n):
@@ -378,18 +382,18 @@ def test_the_averaged_gradient_tends_to_that_of_the_mean_network():
     net, y = train_regression(), y.float()
     mean = Target(net, task="regression").ascend(x, y, INCREASE).gradient
     single = Target(net, task="regression", mode="sample", eot_samples=1)
-    draws = torch.stack([single.ascend(x, y, INCREASE).gradient for _ in range(400)])
-    error = draws.std(0) / 400**0.5
-    many = Target(net, task="regression", mode="sample", eot_samples=400).ascend(x, y, INCREASE).gradient
+    draws = torch.stack([single.ascend(x, y, INCREASE).gradient for _ in range(200)])
+    error = draws.std(0) / 200**0.5
+    many = Target(net, task="regression", mode="sample", eot_samples=200).ascend(x, y, INCREASE).gradient
     for average in (draws.mean(0), many):
         assert bool(((average - mean).abs() <= 6 * error + 1e-6).all())
-        assert float(((average - mean) / (error + 1e-6)).square().mean()) < 2
+        assert float((average - mean).abs().mean()) < 3 * float(error.mean()) < float(mean.abs().mean())
 
 
 def test_features_are_computed_once_when_only_the_head_is_random():
     x, y = (part[:10] for part in load_digits())
     net = train_tensor()
-    backbone, rows = count_passes(net.layer1), None
+    backbone = count_passes(net.layer1)
     target = Target(net, mode="sample", n_samples=16, eot_samples=7, batch=64)
     for call in (lambda: target.predict(x), lambda: target.ascend(x, y, CE), lambda: target.score(x, y, CE)):
         backbone.clear()
@@ -412,13 +416,18 @@ def test_features_are_computed_once_when_only_the_head_is_random():
 def test_draws_of_the_head_alone_are_draws_of_the_whole_network():
     x, _ = (part[:10] for part in load_digits())
     net = train_tensor()
-    fast, slow = Target(net, mode="sample", n_samples=9), Target(nn.Sequential(net), mode="sample", n_samples=9)
-    assert fast._heads_only
-    assert not slow._heads_only
+    fast = Target(net, mode="sample", n_samples=9)
     torch.manual_seed(1)
-    expected = slow.predict(x).output
+    found = fast.predict(x).output
+    net.fc.dropout.per_sample = True  # as the target draws
+    slow = Target(nn.Sequential(net), mode="sample", n_samples=9)
+    assert (fast._heads_only, slow._heads_only) == (True, False)
     torch.manual_seed(1)
-    torch.testing.assert_close(fast.predict(x).output, expected)
+    torch.testing.assert_close(found, slow.predict(x).output)
+    # One mask for the whole batch has the same law for every example.
+    net.fc.dropout.per_sample = False
+    slow, fast = (Target(net, mode="sample", n_samples=300) for net in (nn.Sequential(net), net))
+    torch.testing.assert_close(fast.predict(x).output, slow.predict(x).output, rtol=0, atol=0.12)
 
 
 def test_a_residual_network_with_plain_dropout_runs_as_a_whole():
@@ -433,7 +442,9 @@ def test_a_residual_network_with_plain_dropout_runs_as_a_whole():
 
 def test_dropout_on_the_entries_of_a_weight_is_drawn_too():
     x = load_digits()[0][:5]
-    net = build_net("resnet-mini", outputs=10, input_shape=(1, 8, 8), head="trl-tucker+weight-dropout", theta=0.5).eval()
+    net = build_net(
+        "resnet-mini", outputs=10, input_shape=(1, 8, 8), head="trl-tucker+weight-dropout", theta=0.5
+    ).eval()
     assert Target(net, mode="sample").is_randomized(x)
     assert not Target(net).is_randomized(x)
     assert not any(module.training for module in net.modules())
@@ -475,14 +486,15 @@ MODES = ["mean", "sample", "exact"]
 @pytest.mark.parametrize("training", [True, False, "mixed"])
 @pytest.mark.parametrize("call", ["predict", "ascend", "score", "examine", "check", "is_randomized"])
 def test_modes_settings_and_flags_come_back(call, training, mode):
-    net = build_net("resnet-mini", outputs=3, input_shape=(1, 4, 4), head="rtrl-cp", rank=3, theta=0.7)
+    x, y = (part[:6] for part in load_digits())
+    net = train_tensor()
     net.train(bool(training))
     if training == "mixed":
         net.bn1.eval()
         net.conv1.weight.requires_grad_(False)
     net.fc.dropout.at_test = "sample"
     target, before = Target(net, mode=mode, n_samples=3), describe_state(net)
-    arguments = {"predict": (X,), "is_randomized": (X,), "check": (X, Y)}.get(call, (X, Y, CE))
+    arguments = {"predict": (x,), "is_randomized": (x,), "check": (x, y)}.get(call, (x, y, CE))
     getattr(target, call)(*arguments)
     assert describe_state(net) == before
 
@@ -498,11 +510,8 @@ def test_modes_come_back_even_if_the_network_fails(after, mode):
     target = Target(net, mode=mode, n_samples=5)
     for call in (lambda: target.ascend(X, Y, CE), lambda: pgd(0.1)(target, X, Y), lambda: target.predict(X)):
         net.left = after
-        if mode == "exact" and call is not None and after:
-            net.left = 0
         with pytest.raises(ArithmeticError, match="broken"):
-            for _ in range(6):
-                call()
+            repeat(call)
         assert describe_state(net) == before
 
 
@@ -592,8 +601,8 @@ def test_exact_agrees_with_many_draws():
     x = load_digits()[0][:10]
     net = train_regression()
     exact = Target(net, task="regression", mode="exact").predict(x)
-    sampled = Target(net, task="regression", mode="sample", n_samples=1500).predict(x)
-    error = sampled.std / 1500**0.5
+    sampled = Target(net, task="regression", mode="sample", n_samples=800).predict(x)
+    error = sampled.std / 800**0.5
     assert bool(((exact.output - sampled.output).abs() < 6 * error).all())
     torch.testing.assert_close(exact.std, sampled.std, rtol=0.15, atol=1e-3)
 
@@ -610,11 +619,15 @@ def test_exact_probabilities_are_those_of_predict():
 
 def test_an_exact_ensemble_has_the_variance_within_and_between():
     x = load_digits()[0][:20]
-    nets = [train_regression(), train_regression(1)]
+    nets = [train_regression(), train_regression()]
+    with torch.no_grad():
+        for parameter in nets[1][0].parameters():
+            parameter.mul_(0.7)
     predicted = Target(nets, task="regression", mode="exact").predict(x)
     members = [td.predict(net, x, mode="exact", task="regression") for net in nets]
     mean = (members[0].mean + members[1].mean) / 2
     second = sum(member.std.square() + member.mean.square() for member in members) / 2
+    assert float((members[0].mean - members[1].mean).abs().mean()) > 0.3
     torch.testing.assert_close(predicted.output, mean)
     torch.testing.assert_close(predicted.std, (second - mean.square()).sqrt(), rtol=1e-3, atol=1e-4)
 
@@ -631,7 +644,8 @@ def test_exact_needs_tensor_dropout():
 def test_a_regression_with_several_outputs(mode):
     head = td.TuckerRegression((2, 3), 4, "full", init="normal", dropout=0.7)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh(), nn.Unflatten(1, (2, 3)), head).eval()
-    target, y = Target(net, task="regression", mode=mode), torch.randn(6, 4)
+    target = Target(net, task="regression", mode=mode, n_samples=None if mode == "mean" else 6)
+    y = torch.randn(6, 4)
     predicted = target.predict(X)
     assert predicted.output.shape == (6, 4)
     if mode == "mean":
@@ -644,10 +658,12 @@ def test_a_regression_with_several_outputs(mode):
     else:
         assert predicted.std.shape == (6, 4)
         assert bool((predicted.std > 0).all())
+    quiet = Target(net, task="regression")
     for loss in ("absolute", "increase", "decrease"):
-        worst = APGD(0.2, steps=20, loss=loss)(target, X, y)
-        quiet = Target(net, task="regression")
-        assert bool((quiet.score(worst, y, LOSSES[loss]).loss > quiet.score(X, y, LOSSES[loss]).loss - 0.05).all())
+        worst = APGD(0.2, steps=10, loss=loss)(target, X, y)
+        before, after = (quiet.score(z, y, LOSSES[loss]).loss for z in (X, worst))
+        assert float((after - before).mean()) > 0.05
+        assert mode == "sample" or bool((after > before).all())
 
 
 def test_outputs_of_any_shape_are_flattened():
@@ -661,7 +677,9 @@ def test_outputs_of_any_shape_are_flattened():
 
 
 def test_a_sample_of_one_has_no_spread():
-    assert Target(train_regression(), task="regression", mode="sample", n_samples=1).predict(load_digits()[0]).std is None
+    assert (
+        Target(train_regression(), task="regression", mode="sample", n_samples=1).predict(load_digits()[0]).std is None
+    )
 
 
 # Examination
@@ -701,7 +719,9 @@ def test_a_random_network_is_found():
     assert examine(Noisy(train_plain(), 0.05)).randomized
     assert examine(train_tensor(), mode="sample").randomized
     assert examine(train_dropout(), mode="sample").randomized
-    assert not examine(train_tensor(), mode="exact").randomized
+    # "exact": of a class the softmax is averaged over draws, of a number the mean is exact.
+    assert examine(train_tensor(), mode="exact").randomized
+    assert not examine(train_regression(), INCREASE, mode="exact", task="regression").randomized
     assert examine(Noisy(train_plain(), 0.05)).differentiable
 
 

@@ -93,7 +93,7 @@ class APGD:
             y: classes (B,), or numbers (B,) or (B, T).
             start: where to begin, instead of a random point on the surface of the ball.
         """
-        check_start(start, x, find_norm(self.norm), self.epsilon)
+        check_start(start, x, find_norm(self.norm), self.epsilon, target)
         generator = seeded(x, self.seed)
         if find_loss(self.loss).targeted:
             return self._lead(target, x, y, generator, start)

@@ -31,8 +31,8 @@ class Iterated:
         loss: what is maximised; see ``LOSSES``.
         start: "centre", the clean input, or "random", a point of the ball.
         restarts: how often, each time from a new random point, for those still standing.
-        keep: "best", the worst input met on the way, and fooled examples leave the batch; "last", where the last
-            step ends, as Foolbox and the paper have it.
+        keep: "best", the worst input met on the way, and fooled examples leave the batch (against a random target, the
+            worst of the ends of all restarts); "last", where the last step ends, as Foolbox and the paper have it.
         seed: of the random starts.
 
     Raises:
@@ -86,7 +86,7 @@ class Iterated:
             goal: the classes that a targeted loss leads to, (B,).
             start: where to begin, instead of ``self.start``.
         """
-        check_start(start, x, find_norm(self.norm), self.epsilon)
+        check_start(start, x, find_norm(self.norm), self.epsilon, target)
         leave = self.keep == "best"
         search = Search(target, x, y, self.loss, self.epsilon, goal=goal, leave=leave)
         generator = seeded(x, self.seed)
@@ -108,7 +108,7 @@ class Iterated:
                 return z
             found = search.ascend(case, z)
             gradient = found.gradient
-            if self.keep == "best":
+            if self.keep == "best" and search.certain:
                 standing = search.note(case, z, found)
                 if not bool(standing.all()):
                     case, z, gradient = case.keep(standing), z[standing], gradient[standing]

@@ -67,6 +67,9 @@ class Search:
         goal: the classes that a targeted loss leads to.
         leave: whether fooled examples leave early.
 
+    Attributes:
+        certain: one pass says all about an input; of a random target, the largest of many losses is partly luck.
+
     Raises:
         TensorDropoutError: if the loss is for another task or needs more classes, the radius is not positive and
             finite, or inputs and targets do not fit the target.
@@ -99,8 +102,8 @@ class Search:
             )
         if self.loss.targeted:
             _check_goal(self.loss, goal, len(x), target.count_outputs(x))
-        certain = target.task == "classification" and not target.is_randomized(x)
-        self.leave = leave and certain and not target.exhaustive
+        self.certain = not target.is_randomized(x) if leave else True
+        self.leave = leave and target.task == "classification" and self.certain and not target.exhaustive
         self.x, self.y, self.goal = x.detach(), y.long() if target.task == "classification" else y, goal
         self.worst = self.x.clone()
         self.value = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
@@ -145,8 +148,8 @@ def _check_goal(loss: Loss, goal: Tensor | None, examples: int, classes: int) ->
         )
 
 
-def check_start(start: Tensor | None, x: Tensor, norm: Norm, epsilon: float) -> None:
-    """Refuse a start that is not a point of the ball around the inputs.
+def check_start(start: Tensor | None, x: Tensor, norm: Norm, epsilon: float, target: Target) -> None:
+    """Refuse a start that is not a point of the ball around the inputs, within the bounds.
 
     Raises:
         TensorDropoutError: if it is not.
@@ -160,6 +163,8 @@ def check_start(start: Tensor | None, x: Tensor, norm: Norm, epsilon: float) -> 
         raise TensorDropoutError(
             f"attack: start lies within epsilon = {epsilon:g} of the inputs; the farthest is {farthest:g} away"
         )
+    if not torch.equal(target.clip(start), start):
+        raise TensorDropoutError(f"attack: start lies within the bounds {target.bounds}, and this one does not")
 
 
 def check_radius(epsilon: float) -> None:

@@ -241,7 +241,7 @@ class Target:
         if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim < 2 or len(x) == 0:
             what = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
             raise TensorDropoutError(f"target: inputs are floating-point (B, C, *size) with B ≥ 1, got {what}")
-        smallest, largest = float(x.min()), float(x.max())
+        smallest, largest = (float(limit) for limit in x.detach().aminmax())
         slack = 1e-6 * min(self.bounds[1] - self.bounds[0], 1e30)
         if not bool(x.isfinite().all()):
             raise TensorDropoutError("target: an input is not finite (NaN or infinity); leave such examples out")
