@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import tensor_dropout as td
 from tensor_dropout import cli, experiments
+from tensor_dropout.data import DATASETS
 
 runner = CliRunner()
 
@@ -24,9 +25,9 @@ def experiment(monkeypatch, tmp_path):
     """An experiment "fake" whose run can be replaced; the current folder is empty."""
     calls = []
 
-    def run(name, preset, out, seed):
-        calls.append((name, preset, out, seed))
-        return [out / "numbers.json"]
+    def run(name, preset, out, seed, **options):
+        calls.append((name, preset, out, seed, options))
+        return [out / name / "numbers.json"]
 
     fake = SimpleNamespace(SUMMARY="does nothing", PRESETS={"quick": 1, "paper": 2}, run=run, calls=calls)
     monkeypatch.setitem(sys.modules, "fake_experiment", fake)
@@ -36,7 +37,7 @@ def experiment(monkeypatch, tmp_path):
 
 
 def fail_with(error):
-    def run(name, preset, out, seed):
+    def run(name, preset, out, seed, **options):
         raise error
 
     return run
@@ -66,19 +67,49 @@ def test_help_lists_the_experiments(experiment):
         assert text in result.output
 
 
+OPTIONS = {"roots": {}, "device": "auto", "workers": 1, "rerun_stale": False}
+"""What every experiment is told besides its name, preset, folder and seed."""
+
+
 def test_reproduce_says_what_it_wrote(experiment):
     result = runner.invoke(cli.app, ["reproduce", "fake"])
     assert result.exit_code == 0
-    assert os.path.join("out", "fake", "numbers.json") in result.output
-    assert [tuple(map(str, call)) for call in experiment.calls] == [
-        ("fake", "quick", os.path.join("out", "fake"), "0"),
+    base = Path("out", "reproduce", "quick")
+    assert str(base / "fake" / "numbers.json") in result.output
+    assert experiment.calls == [("fake", "quick", base, 0, OPTIONS)]
+
+
+def test_reproduce_passes_its_options_on(experiment):
+    arguments = [
+        "--preset",
+        "paper",
+        "--out",
+        "here",
+        "--seed",
+        "7",
+        "--device",
+        "cpu",
+        "--workers",
+        "3",
+        "--rerun-stale",
+        "--slurm",
+        "gpu",
     ]
-
-
-def test_reproduce_passes_its_options_on(experiment, tmp_path):
-    result = runner.invoke(cli.app, ["reproduce", "fake", "--preset", "paper", "--out", "here", "--seed", "7"])
+    roots = ["--root", "/all", "--root", "cifar100=/cifar"]
+    result = runner.invoke(cli.app, ["reproduce", "fake", *arguments, *roots])
     assert result.exit_code == 0
-    assert [tuple(map(str, call)) for call in experiment.calls] == [("fake", "paper", "here", "7")]
+    [(name, preset, out, seed, options)] = experiment.calls
+    assert (name, preset, out, seed) == ("fake", "paper", Path("here"), 7)
+    assert options["roots"] == dict.fromkeys((name for name in DATASETS if DATASETS[name].has_files), "/all") | {
+        "cifar100": "/cifar"
+    }
+    expected = {"device": "cpu", "workers": 3, "rerun_stale": True, "cluster": "slurm", "slurm_partition": "gpu"}
+    assert options == expected | {"roots": options["roots"]}
+
+
+def test_one_recipe_is_asked_for_with_a_slash(experiment):
+    assert runner.invoke(cli.app, ["reproduce", "fake/row"]).exit_code == 0
+    assert experiment.calls[0][0] == "fake/row"
 
 
 @pytest.mark.parametrize(
@@ -91,6 +122,8 @@ def test_reproduce_passes_its_options_on(experiment, tmp_path):
         (["reproduce", "fake", "--seed", "-1"], "seed"),
         (["reproduce", "fake", "--seed", "x"], "seed"),
         (["reproduce", "fake", "--out", "a-file"], "a-file"),
+        (["reproduce", "fake", "--workers", "0"], "workers"),
+        (["reproduce", "all", "--preset", "huge"], "quick, paper"),
         (["fly"], "fly"),
     ],
 )
@@ -151,7 +184,7 @@ def test_ctrl_c_in_a_real_process(tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, preexec_fn=listen, **pipes)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/runs/quick/*.json")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out/digits/runs/quick/*.json")) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
@@ -159,4 +192,4 @@ def test_ctrl_c_in_a_real_process(tmp_path):
     assert process.returncode == 130
     assert "interrupted" in errors
     assert "Traceback" not in errors
-    assert list(tmp_path.glob("out/runs/quick/*.json"))
+    assert list(tmp_path.glob("out/digits/runs/quick/*.json"))

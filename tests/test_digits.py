@@ -52,11 +52,11 @@ def test_output_files(tiny, tmp_path):
     result = CliRunner().invoke(cli.app, ["reproduce", "digits", "--out", str(tmp_path), "--seed", "3"])
     assert result.exit_code == 0, result.output
     for ending in ("json", "png", "svg"):
-        path = tmp_path / f"digits-quick.{ending}"
+        path = tmp_path / "digits" / f"digits-quick.{ending}"
         assert path.stat().st_size > 1000
         assert path.name in result.output
     assert not list(tmp_path.rglob(".*"))  # no temporary file is left
-    record = json.loads((tmp_path / "digits-quick.json").read_text())
+    record = json.loads((tmp_path / "digits" / "digits-quick.json").read_text())
     assert record["seeds"] == [3]
     assert record["settings"] == json.loads(json.dumps(asdict(tiny)))
     assert {"python", "torch", "numpy", "scikit-learn", "tensor_dropout", "command"} <= set(record["environment"])
@@ -69,13 +69,13 @@ def test_output_files(tiny, tmp_path):
 def test_finished_runs_are_not_repeated(tiny, trained, tmp_path):
     digits.run("digits", "quick", tmp_path, 0)
     assert trained == [(head, 0) for head in digits.HEADS]
-    before = (tmp_path / "digits-quick.json").read_text()
+    before = (tmp_path / "digits" / "digits-quick.json").read_text()
     trained.clear()
-    (tmp_path / "runs" / "quick" / "trl-seed0.json").unlink()
-    (tmp_path / "runs" / "quick" / "fc-seed0.json").write_text('{"settings": ')  # a damaged file
+    (tmp_path / "digits" / "runs" / "quick" / "trl-seed0.json").unlink()
+    (tmp_path / "digits" / "runs" / "quick" / "fc-seed0.json").write_text('{"settings": ')  # a damaged file
     digits.run("digits", "quick", tmp_path, 0)
     assert trained == [("fc", 0), ("trl", 0)]
-    assert (tmp_path / "digits-quick.json").read_text() == before  # equal seeds, equal numbers
+    assert (tmp_path / "digits" / "digits-quick.json").read_text() == before  # equal seeds, equal numbers
 
 
 def test_changed_settings_are_not_reused(tiny, trained, tmp_path, monkeypatch):

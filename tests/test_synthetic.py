@@ -148,14 +148,14 @@ def test_the_rate_is_the_smallest_that_learns_and_a_diverging_one_is_recorded():
 def test_run_writes_records_figures_and_summary_and_does_not_repeat_itself(tmp_path, name, monkeypatch):
     stage = {k: v for k, v in asdict(TINY).items() if k not in ("format", "seed")}
     stages = {"white": stage, "correlated": {**stage, "inputs": "correlated"}}
-    monkeypatch.setitem(synthetic.PRESETS, "quick", stages)
+    monkeypatch.setattr(synthetic, "read_stages", lambda name, preset: stages)
     paths = load_experiment(name).run(name, "quick", tmp_path, 0)
     assert all(path.stat().st_size > 0 for path in paths)
     assert {path.name for path in paths} >= {"white.json", f"{name}-white.png", f"{name}-formula.svg", "summary.md"}
-    assert not list(tmp_path.glob("*.safetensors"))
-    record = json.loads((tmp_path / "white.json").read_text())
+    assert not list(tmp_path.rglob("*.safetensors"))
+    record = json.loads((tmp_path / name / "white.json").read_text())
     assert len(record["variants"]) == 5 * 5
-    assert "simulated" in (tmp_path / "summary.md").read_text()
+    assert "simulated" in (tmp_path / name / "summary.md").read_text()
     monkeypatch.setattr(synthetic, "train_stage", None)  # would fail if anything were trained again
     load_experiment(name).run(name, "quick", tmp_path, 0)
     assert EXPERIMENTS[name].endswith("synthetic")

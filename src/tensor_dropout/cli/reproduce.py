@@ -72,6 +72,10 @@ def reproduce(
         near = get_close_matches(experiment, [*EXPERIMENTS, ALL], n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(EXPERIMENTS)}, {ALL}."
         raise typer.BadParameter(f"there is no experiment {name!r}; {hint}", param_hint="NAME")
+    if "/" in name and getattr(load_experiment(experiment), "RUN_AS_A_WHOLE", False):
+        raise typer.BadParameter(
+            f"{experiment} is run as a whole: leave {name.partition('/')[2]!r} out", param_hint="NAME"
+        )
     presets = ("quick", "paper") if name == ALL else tuple(load_experiment(experiment).PRESETS)
     if preset not in presets:
         raise typer.BadParameter(
@@ -99,25 +103,28 @@ def _run_one(name: str, preset: str, base: Path, seed: int, options: dict[str, A
 
 def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> list[Path]:
     """The paper's experiments, all networks in one sweep, then the report."""
-    from tensor_dropout.experiments.cells import Place
-    from tensor_dropout.experiments.paper import list_cells, run_cells
+    from tensor_dropout.experiments.paper import check_data, list_cells, make_place, run_cells
 
     names = list_experiments()
+    place = make_place(base, options)
+    cells = [cell for name in names if not name.startswith("synthetic") for cell in list_cells(name, preset, seed)]
+    check_data(cells, place)
     for name in names:
         if name.startswith("synthetic"):
             _run_one(name, preset, base, seed, {})
-    place = Place(base, options.pop("roots"), options.pop("device"))
-    cells = [cell for name in names if not name.startswith("synthetic") for cell in list_cells(name, preset, seed)]
     run_cells(cells, place, console=Console(), **options)
     return write_report({preset: base}, base / "report")
+
+
+_WITH_FILES = [name for name, source in DATASETS.items() if source.has_files]
 
 
 def _read_roots(given: list[str]) -> dict[str, str]:
     roots: dict[str, str] = {}
     for text in given:
         name, equals, folder = text.partition("=")
-        if not equals:
-            roots |= dict.fromkeys(DATASETS, text)
+        if not equals or Path(text).is_dir():
+            roots |= dict.fromkeys(_WITH_FILES, text)
         elif name not in DATASETS:
             raise TensorDropoutError(
                 f"--root is FOLDER or DATA=FOLDER with DATA one of {', '.join(DATASETS)}; got {text!r}"

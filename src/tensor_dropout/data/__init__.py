@@ -38,6 +38,11 @@ class Source:
     loader: str
     summary: str
 
+    @property
+    def has_files(self) -> bool:
+        """Whether it is read from a folder of the user's."""
+        return self.module.rpartition(".")[2] in ("cifar", "imagefolder", "nifti")
+
     def import_loader(self) -> Callable[..., Data]:
         """The function that loads it."""
         return cast(Callable[..., Data], getattr(importlib.import_module(self.module), self.loader))

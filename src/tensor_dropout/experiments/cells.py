@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,14 +57,19 @@ def find_cell(cell: Cell, base: Path) -> Found:
         return Found("damaged", f"a record cannot be read: {error}", folder)
     found = {"result": result, "evaluation": evaluation, "record": record}
     if failed is not None:
-        return Found("failed", failed["error"], folder)
-    if said["identity"] != json.loads(json.dumps(cell.identity())):
+        return Found("failed", failed.get("error", "no reason was written down"), folder)
+    if not _is_of(said, cell):
         return Found("stale", "the recipe was changed after this run", folder, **found)
     trained = cell.of is not None or result is not None
     evaluated = cell.evaluation is None or evaluation is not None
     if not (trained and evaluated):
         return Found("missing", "cut off; the same command goes on", folder, **found)
     return Found("done", "", folder, **found)
+
+
+def _is_of(said: dict[str, Any], cell: Cell) -> bool:
+    """Whether a ``cell.json`` was written for the cell as its recipe is now."""
+    return said.get("identity") == json.loads(json.dumps(cell.identity()))  # tuples become lists, as in the file
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -85,25 +89,26 @@ class Place:
         base: the folder of results; an experiment is a folder in it.
         roots: data set -> the folder with its files.
         device: "auto", "cpu" or "cuda".
+        rerun_stale: whether a run whose recipe has changed is run again.
     """
 
     base: Path
     roots: dict[str, str]
     device: str = "auto"
+    rerun_stale: bool = False
 
 
 def run_cell(cell: Cell, place: Place) -> str:
     """Run what is missing of a cell; a failure is written down, not raised.
 
     Returns:
-        "done" or "failed".
+        "done", "failed", or "stale" if it was left alone.
     """
     folder = place.base / cell.experiment / cell.slug
     found = find_cell(cell, place.base)
-    if found.state == "done":
-        return "done"
-    if found.state in ("stale", "damaged"):
-        shutil.rmtree(folder)
+    if found.state == "done" or (found.state == "stale" and not place.rerun_stale):
+        return found.state
+    _make_room(cell, found, place.base)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failed.json").unlink(missing_ok=True)
     write_json(folder / "cell.json", {"format": FORMAT, "version": __version__, "identity": cell.identity()})
@@ -122,6 +127,25 @@ def run_cell(cell: Cell, place: Place) -> str:
         write_json(folder / "failed.json", {"error": message})
         return "failed"
     return "done"
+
+
+def _make_room(cell: Cell, found: Found, base: Path) -> None:
+    """Set aside what cannot be gone on with: nothing that was computed is deleted."""
+    folder = found.folder
+    if found.state == "damaged":
+        for path in (*folder.glob("*.json"), *folder.glob("evaluation/*.json")):
+            try:
+                _read(path)
+            except ValueError:
+                path.replace(path.with_name(f"{path.name}.damaged"))
+        said = _read(folder / "cell.json")
+        whole = said is not None and said.get("format") == FORMAT
+    else:
+        whole = found.state == "missing" or _is_of(_read(folder / "cell.json") or {}, cell)
+    if not whole and folder.is_dir():
+        aside = base / ".set-aside" / cell.experiment
+        aside.mkdir(parents=True, exist_ok=True)
+        folder.replace(aside / f"{cell.slug}-{len(list(aside.iterdir()))}")
 
 
 def train_cell(cell: Cell, folder: Path, place: Place) -> None:

@@ -37,6 +37,7 @@ from tensor_dropout.version import __version__
 
 SUMMARY = "FC, TRL and R-TRL heads on scikit-learn's digits: accuracy, clean and under Gaussian noise"
 
+RUN_AS_A_WHOLE = True
 HEADS = ("fc", "fc-flat", "trl", "rtrl")
 CLASSES = 10
 

@@ -40,7 +40,6 @@ def run_cells(
     *,
     workers: int = 1,
     cluster: str = "local",
-    rerun_stale: bool = False,
     console: Console,
     **resources: Any,
 ) -> None:
@@ -51,15 +50,14 @@ def run_cells(
         place: where results go.
         workers: processes or jobs.
         cluster: "local" or "slurm".
-        rerun_stale: also run again what a changed recipe made stale.
         console: where to say it.
         **resources: of submitit's executor.
     """
     require_matplotlib()
     states = {(cell.experiment, cell.slug): find_cell(cell, place.base).state for cell in cells}
-    wanted = {"missing", "failed", "damaged", *(["stale"] if rerun_stale else [])}
+    wanted = {"missing", "failed", "damaged", *(["stale"] if place.rerun_stale else [])}
     pending = [cell for cell in cells if states[cell.experiment, cell.slug] in wanted]
-    _check_data(pending, place)
+    check_data(pending, place)
     if pending:
         run_sweep(group_cells(pending), place, workers=workers, cluster=cluster, **resources)
     found = [find_cell(cell, place.base) for cell in cells]
@@ -76,7 +74,7 @@ def run_cells(
         )
 
 
-def _check_data(cells: list[Cell], place: Place) -> None:
+def check_data(cells: list[Cell], place: Place) -> None:
     """Load every data set once before anything starts: a missing folder is said at once, with its layout."""
     from tensor_dropout.data import load_data
     from tensor_dropout.training.config import resolve_config
@@ -88,6 +86,11 @@ def _check_data(cells: list[Cell], place: Place) -> None:
         if key not in seen:
             seen.add(key)
             load_data(config.name, root=config.root, seed=config.seed, **config.options)
+
+
+def make_place(out: Path, options: dict[str, Any]) -> Place:
+    """Where to run; its settings are taken out of the options."""
+    return Place(out, options.pop("roots", {}), options.pop("device", "auto"), options.pop("rerun_stale", False))
 
 
 def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
@@ -106,7 +109,7 @@ def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Pa
     from tensor_dropout.report.text import write_markdown
 
     console = Console()
-    place = Place(out, options.pop("roots", {}), options.pop("device", "auto"))
+    place = make_place(out, options)
     run_cells(list_cells(name, preset, seed), place, console=console, **options)
     experiment = name.partition("/")[0]
     section = build_section(experiment, {preset: out}, out / experiment)

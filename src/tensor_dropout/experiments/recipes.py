@@ -6,7 +6,7 @@ import copy
 import difflib
 import itertools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -76,8 +76,16 @@ class Cell:
 
     def identity(self) -> dict[str, Any]:
         """What its record depends on; a record of another identity is stale."""
-        own = {"config": self.config, "evaluation": self.evaluation}
-        return own | ({} if self.of is None else {"of": {"config": self.of.config}})
+        own: dict[str, Any] = {"config": _essential(self.config), "evaluation": self.evaluation}
+        return own | ({} if self.of is None else {"of": {"config": _essential(self.of.config)}})
+
+
+_FREE = ("run.threads", "run.evaluate_every")
+"""Keys that do not say what is computed."""
+
+
+def _essential(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _FREE}
 
 
 def _write(value: Any) -> str:
@@ -168,8 +176,17 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
             into[key] = copy.deepcopy(value)
 
 
-def expand(recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT) -> list[Cell]:
+def expand(
+    recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT, *, seeds: Sequence[int] | None = None
+) -> list[Cell]:
     """The cells of a recipe: every point of its grid with every seed.
+
+    Args:
+        recipe: the recipe.
+        preset: "quick" or "paper".
+        first_seed: of as many as the recipe says.
+        root: where recipes are.
+        seeds: these instead.
 
     Raises:
         TensorDropoutError: if it evaluates runs of a recipe that does not exist.
@@ -185,7 +202,7 @@ def expand(recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT) 
             )
         return [
             Cell(recipe.experiment, recipe.name, recipe.row, run.seed, run.point, {}, evaluation, run)
-            for run in expand(found[0], preset, first_seed, root)
+            for run in expand(found[0], preset, first_seed, root, seeds=seeds)
         ]
     tables = {key: settings[key] for key in _CONFIG if key in settings}
     config = flatten(tables)
@@ -193,7 +210,7 @@ def expand(recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT) 
     cells = []
     for values in itertools.product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
-        for seed in range(first_seed, first_seed + settings.get("seeds", 1)):
+        for seed in seeds or range(first_seed, first_seed + settings.get("seeds", 1)):
             own = {**config, **point, "run.seed": seed}
             cells.append(Cell(recipe.experiment, recipe.name, recipe.row, seed, point, own, evaluation))
     return cells

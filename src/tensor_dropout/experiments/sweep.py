@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from tensor_dropout.data.base import import_extra
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout.experiments.recipes import Cell
 from tensor_dropout.progress import show_progress
@@ -76,6 +76,12 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
             for job in jobs:
                 job.cancel()
             raise
+        died = [job for job in jobs if job.exception() is not None]
+        if died:
+            raise TensorDropoutError(
+                f"reproduce: {len(died)} of {len(jobs)} jobs died; what they printed is in {place.base / '.jobs'}; "
+                "what is done is kept, and the same command goes on"
+            )
 
 
 def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> None:
@@ -121,8 +127,3 @@ def _cost(unit: Unit) -> float:
         weight = 4.0 if cell.config.get("data.name") in ("phantom", "nifti") else 1.0
         cost += weight * cell.config.get("run.epochs", 0) + (20.0 if cell.evaluation is not None else 0.0)
     return cost
-
-
-def log_folder(place: Place) -> Path:
-    """Where submitit keeps the output of its jobs."""
-    return place.base / ".jobs"

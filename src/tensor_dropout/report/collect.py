@@ -11,6 +11,7 @@ import numpy as np
 
 from tensor_dropout.experiments.cells import Found, find_cell
 from tensor_dropout.experiments.recipes import Recipe, describe_experiment, expand, list_experiments, load_recipes
+from tensor_dropout.experiments.synthetic import is_stage_of
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Report, Section, Table
 from tensor_dropout.robustness.measures import proportion_interval, seed_interval
@@ -46,13 +47,20 @@ class Runs:
 def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
     """The recipes of an experiment with what there is of their runs; none without a folder for the preset."""
     runs = []
+    seeds = _find_seeds(bases[preset] / experiment) if preset in bases else None
     for recipe in load_recipes(experiment, preset):
-        cells = expand(recipe, preset)
+        cells = expand(recipe, preset, seeds=seeds)
         missing = Found("missing", "not run", Path())
         runs.append(
             Runs(recipe, [(cell, find_cell(cell, bases[preset]) if preset in bases else missing) for cell in cells])
         )
     return runs
+
+
+def _find_seeds(folder: Path) -> list[int] | None:
+    """The seeds that were run; None if there are none."""
+    found = {path.parent.name.rpartition("-seed")[2] for path in folder.glob("*-seed*/cell.json")}
+    return sorted(int(seed) for seed in found if seed.isdigit()) or None
 
 
 def collect(bases: Bases, figures: Path) -> Report:
@@ -369,7 +377,13 @@ def _build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
 def _build_synthetic(experiment: str, bases: Bases, figures: Path) -> Section:
     tables, pictures = [], []
     for preset, size in SIZES.items():
-        record = drawings.read_stage(bases[preset] / experiment / "white.json") if preset in bases else None
+        path = bases[preset] / experiment / "white.json" if preset in bases else None
+        record = drawings.read_stage(path) if path is not None else None
+        state: Any = "not run"
+        if path is not None and path.is_file():
+            state = "damaged" if record is None else "ours" if is_stage_of(record, experiment, preset) else "stale"
+        if state == "stale":
+            record = None
         columns = [
             "θ",
             "final loss, deterministic",
@@ -378,7 +392,7 @@ def _build_synthetic(experiment: str, bases: Bases, figures: Path) -> Section:
             "printed formula off by",
         ]
         if record is None:
-            rows = [[Cell("all θ"), *(Cell("not run", "not run") for _ in columns[1:])]]
+            rows = [[Cell("all θ"), *(Cell(state, state) for _ in columns[1:])]]
         else:
             rows = [
                 [Cell(f"{row[0]:g}"), *(Cell(text, "ours") for text in row[1:])]
@@ -410,7 +424,8 @@ def _environment(bases: Bases) -> list[tuple[str, str]]:
 
     seen: dict[tuple[str, str], None] = {}
     for preset, base in bases.items():
-        for path in sorted([*base.glob("*/*/run.json"), *base.glob("*/*.json")]):
+        patterns = ("*/*/run.json", "*/*.json", "*/*/evaluation.json", "*/*/evaluation/evaluation.json")
+        for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
             try:
                 said = json.loads(path.read_text(encoding="utf-8")).get("environment")
             except (ValueError, AttributeError):

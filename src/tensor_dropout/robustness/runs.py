@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +33,9 @@ from tensor_dropout.training.processes import choose_device
 from tensor_dropout.training.runs import data_options, read_finished_run
 
 UNLABELLED = 10_000
-"""Training inputs, without labels, that a substitute is trained on."""
+"""Training inputs, without labels, that a substitute is trained on: at most so many,"""
+UNLABELLED_BYTES = 2**31
+"""and at most so many bytes of them."""
 
 
 def evaluate_run(
@@ -104,7 +107,8 @@ def evaluate_run(
         source = build_target(_load_network(twin, data, where), data, scale, batch=batch)
 
     def unlabelled() -> Tensor:
-        return take_examples(data.train, scale, count=UNLABELLED, seed=settings.seed, device=where).x
+        count = min(UNLABELLED, max(UNLABELLED_BYTES // (4 * math.prod(data.input_shape)), 16))
+        return take_examples(data.train, scale, count=count, seed=settings.seed, device=where).x
 
     def validate() -> Examples:
         assert data.validation is not None

@@ -6,6 +6,7 @@ the printed formula and the exact one separate), and white inputs with Adam (whe
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ SUMMARY = (
     "preset paper takes 11 minutes for CP and 24 for Tucker on two cores"
 )
 
+RUN_AS_A_WHOLE = True
 STAGES = ("white", "correlated", "adam")
 
 
@@ -40,6 +42,13 @@ def read_stages(name: str, preset: str) -> dict[str, dict[str, Any]]:
         for stage in STAGES
         if stage in found
     }
+
+
+def is_stage_of(record: dict[str, Any], name: str, preset: str, stage: str = "white") -> bool:
+    """Whether a record was made with the settings that the recipe has now, whatever its seed."""
+    said = record["settings"]
+    setting = Setting(format=name.removeprefix("synthetic-"), seed=said["seed"], **read_stages(name, preset)[stage])
+    return bool(json.loads(json.dumps(asdict(setting))) == said)
 
 
 PRESETS: dict[str, dict[str, dict[str, Any]]] = {
@@ -71,6 +80,8 @@ def run(name: str, preset: str, out: Path, seed: int, **_: Any) -> list[Path]:
             bar = progress.add_task(f"{name} {stage} ({unit})", total=total)
             path = out / f"{stage}.json"
             record = read_finished(path, asdict(setting))
+            if record is None and path.is_file():  # of another recipe, or damaged: not lost
+                path.replace(path.with_suffix(".json.old"))
             if record is None:
                 checkpoint = out / f"{stage}.safetensors"
                 result = train_stage(setting, checkpoint, partial(progress.advance, bar))

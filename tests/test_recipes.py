@@ -1,0 +1,485 @@
+"""Recipes: every one validates, says what the paper says, and takes a step."""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import tensor_dropout as td
+from tensor_dropout.data.base import Data, StandardizeImages, TensorSplit
+from tensor_dropout.experiments import describe, load_experiment, synthetic
+from tensor_dropout.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
+from tensor_dropout.experiments.recipes import (
+    ROOT,
+    describe_experiment,
+    expand,
+    flatten,
+    list_experiments,
+    load_recipes,
+)
+from tensor_dropout.experiments.synthetic.training import Setting, train_stage
+from tensor_dropout.nets import build_net
+from tensor_dropout.nets.heads import build_head
+from tensor_dropout.nets.resnet import DESIGNS, ResNet
+from tensor_dropout.robustness.evaluation import Settings
+from tensor_dropout.training.config import resolve_config
+from tensor_dropout.training.schedule import rate_at
+from tensor_dropout.training.show import Reporter
+from training_runs import ALONE, RunFolder, Trainer
+
+PRESETS = ("quick", "paper")
+FILES = [f"{path.parent.name}/{path.stem}" for path in sorted(ROOT.glob("*/*.toml"))]
+every_recipe = pytest.mark.parametrize(("name", "preset"), list(product(FILES, PRESETS)))
+
+# The paper's tables, from tensor_dropout.tex: the rows in its order.
+
+IMAGENET = {
+    "ResNet": {"accuracy": 77.1, "top5": 93.4},
+    "TRL, θ = 1": {"accuracy": 77.1, "top5": 93.5},
+    "R-TRL, θ = 0.9": {"accuracy": 77.7, "top5": 93.7},
+    "R-TRL, θ = 0.8": {"accuracy": 77.7, "top5": 93.7},
+    "R-TRL, θ = 0.7": {"accuracy": 77.4, "top5": 93.6},
+    "R-TRL, θ = 0.6": {"accuracy": 78.0, "top5": 93.8},
+}
+ATTACKED = ("Baseline", "R-TRL, θ = 0.8", "R-TRL, θ = 0.7", "R-TRL, θ = 0.6")
+ATTACKS = {  # attack, λ/255: the four columns
+    ("fgsm", "2/255"): (26.1, 26.0, 35.3, 47.4),
+    ("fgsm", "8/255"): (11.1, 15.4, 26.0, 41.6),
+    ("fgsm", "16/255"): (8.5, 14.1, 24.0, 39.5),
+    ("bim", "2/255"): (26.1, 26.0, 35.3, 47.3),
+    ("bim", "8/255"): (1.0, 4.0, 9.9, 26.1),
+    ("bim", "16/255"): (0.1, 1.0, 2.8, 13.2),
+    ("pgd", "2/255"): (26.0, 26.0, 35.6, 47.1),
+    ("pgd", "8/255"): (0.8, 4.5, 11.3, 27.9),
+    ("pgd", "16/255"): (0.0, 1.4, 3.8, 13.5),
+}
+MRI = {"FC": {"mae": 2.96}, "Tucker": {"mae": 2.70}, "Randomized Tucker": {"mae": 2.65}, "Randomized CP": {"mae": 2.58}}
+CIFAR = {
+    "FC": {"accuracy": 75.88},
+    "FC + dropout": {"accuracy": 75.84},
+    "Tucker": {"accuracy": 76.02},
+    "CP": {"accuracy": 75.77},
+    "Randomized Tucker": {"accuracy": 76.05},
+    "Randomized CP": {"accuracy": 76.19},
+}
+TABLES = {"imagenet": IMAGENET, "mri": MRI, "cifar100": CIFAR}
+FIGURES = {
+    "synthetic-cp": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
+    "synthetic-tucker": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
+    "imagenet-attacks": list(ATTACKED),
+    "mri-noise": list(MRI),
+    "cifar100-surface": ["Bernoulli R-TRL", "R-TRL with replacement"],
+    "cifar100-attacks": ["Tucker R-TRL", "CP R-TRL", "Tucker TRL with dropout on the weight"],
+}
+WHERE = {
+    "synthetic-cp": "Figure 2",
+    "synthetic-tucker": "Figure 3",
+    "imagenet": "Table 1",
+    "imagenet-attacks": "Table 2",
+    "mri": "Table 3",
+    "mri-noise": "Figure 5",
+    "cifar100": "Table 4",
+    "cifar100-surface": "Figure 7",
+    "cifar100-attacks": "Figure 6",
+}
+"""Counted in tensor_dropout.tex: Figure 1 is the diagram, Figure 4 the curve of imagenet-attacks."""
+
+
+def find(name, preset):
+    """The recipe of this name, or None if it is not one of the preset."""
+    experiment, _, own = name.partition("/")
+    return next((recipe for recipe in load_recipes(experiment, preset) if recipe.name == own), None)
+
+
+def read(name):
+    return tomllib.loads((ROOT / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def header(name):
+    lines = (ROOT / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    return "\n".join(lines[: next(k for k, line in enumerate(lines) if not line.startswith("#"))])
+
+
+def only_of_the_other_preset(name, preset):
+    """Whether the recipe says itself that it is not for this preset."""
+    return preset not in read(name).get("presets", PRESETS)
+
+
+# What there is.
+
+
+def test_every_table_and_figure_has_its_recipes_in_the_papers_order():
+    assert list_experiments() == list(WHERE)
+    assert {path.name for path in ROOT.iterdir() if path.is_dir()} == set(WHERE)
+    for experiment in WHERE:
+        rows = [recipe.row for recipe in load_recipes(experiment, "paper")]
+        assert rows == list(TABLES.get(experiment, FIGURES.get(experiment)))
+
+
+@pytest.mark.parametrize("experiment", WHERE)
+def test_an_experiment_says_where_it_is_in_the_paper_and_what_its_miniature_is(experiment):
+    about = describe_experiment(experiment)
+    assert about["reference"].startswith(WHERE[experiment] + ":")
+    assert describe(experiment) == about["reference"]
+    assert set(load_experiment(experiment).PRESETS) == set(PRESETS)
+    for recipe in load_recipes(experiment, "quick"):
+        assert recipe.settings["label"].startswith("miniature: ")
+        simulated = experiment.startswith(("synthetic", "mri"))
+        assert ("SIMULATED" in recipe.settings["label"]) == simulated
+
+
+@pytest.mark.parametrize("experiment", TABLES)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_printed_numbers_are_those_of_the_papers_table(experiment, preset):
+    recipes = load_recipes(experiment, preset)
+    assert {recipe.row: recipe.printed for recipe in recipes} == TABLES[experiment]
+    assert describe_experiment(experiment)["metrics"] == list(next(iter(TABLES[experiment].values())))
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_printed_attacks_are_those_of_the_papers_table(preset):
+    for column, recipe in enumerate(load_recipes("imagenet-attacks", preset)):
+        assert recipe.row == ATTACKED[column]
+        found = {(attack, radius): v for attack, row in recipe.printed.items() for radius, v in row.items()}
+        assert found == {key: numbers[column] for key, numbers in ATTACKS.items()}
+
+
+def test_figures_have_no_printed_numbers():
+    for experiment in FIGURES:
+        if experiment != "imagenet-attacks":
+            assert [recipe.printed for recipe in load_recipes(experiment, "paper")] == [{}] * len(FIGURES[experiment])
+
+
+def test_the_full_size_is_the_papers():
+    """Section 5 of the paper, where it says anything."""
+    steps = {"schedule.name": "step", "schedule.factor": 0.1}
+    mri = {"optimizer.name": "adam", "optimizer.lr": 1e-4, "optimizer.weight_decay": 5e-4, "run.epochs": 100}
+    cifar = {"optimizer.name": "sgd", "optimizer.momentum": 0.9, "optimizer.lr": 0.01, "run.epochs": 400}
+    said = {
+        "imagenet": {"net.name": "resnet101", "data.name": "imagefolder"},
+        "mri": {**mri, **steps, "schedule.milestones": [25, 50, 75], "run.batch": 8, "net.name": "resnet18"},
+        "cifar100": {
+            **cifar,
+            **steps,
+            "schedule.milestones": [150, 250, 350],
+            "run.batch": 128,
+            "optimizer.weight_decay": 1e-4,
+            "net.name": "resnet18",
+            "data.name": "cifar100",
+            "data.options.validation": 0,  # all 50,000 to train on
+        },
+    }
+    said["cifar100-attacks"] = said["cifar100"]
+    for experiment, settings in said.items():
+        for recipe in load_recipes(experiment, "paper"):
+            for cell in expand(recipe, "paper"):
+                assert {key: cell.config[key] for key in settings} == settings
+    for experiment in ("imagenet-attacks", "cifar100-attacks"):
+        assert {recipe.settings["evaluation"]["images"] for recipe in load_recipes(experiment, "paper")} == {1000}
+    for recipe in load_recipes("mri-noise", "paper"):
+        assert recipe.settings["evaluation"] == {"protocol": "none", "noise": ["gaussian"], "repeats": 5}
+    for experiment in ("cifar100", "mri"):  # at least three seeds
+        assert all(len(expand(recipe, "paper")) >= 3 for recipe in load_recipes(experiment, "paper"))
+    for name in ("synthetic-cp", "synthetic-tucker"):
+        white = Setting(format=name[10:], **synthetic.read_stages(name, "paper")["white"])
+        assert (white.size, white.true_rank, white.rank) == (25, 10, 15)
+        assert (white.n_train, white.n_test, white.batch, white.epochs) == (5000, 1000, 100, 500)
+        assert (white.thetas, white.decay_every) == ((1.0, 0.9, 0.8, 0.7, 0.6), 200)
+
+
+# Headers and what is shared.
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_header_names_table_number_ours_seeds_hardware_and_time(name):
+    text, experiment = header(name), name.partition("/")[0]
+    assert text.startswith(f"# {WHERE[experiment]}")
+    for word in ("Paper:", "Ours", "Seeds", "ardware", "Time:"):
+        assert word in text
+    recipe = find(name, "paper")
+    if not experiment.startswith("synthetic"):
+        assert f'"{recipe.row}"' in text
+    if experiment in TABLES:
+        for number in recipe.printed.values():
+            assert re.search(rf"Paper:.*\b{number}", text)
+    seeds = re.search(r"Seeds: ([\d, ]+)\.", text)
+    if seeds and not experiment.startswith("synthetic"):
+        assert seeds[1] == ", ".join(str(seed) for seed in sorted({cell.seed for cell in expand(recipe, "paper")}))
+
+
+@pytest.mark.parametrize("experiment", WHERE)
+def test_what_all_recipes_share_is_in_the_defaults(experiment):
+    own = [name for name in FILES if name.startswith(f"{experiment}/")]
+    for layer in ("both", *PRESETS):
+        of_layer = [name for name in own if layer == "both" or not only_of_the_other_preset(name, layer)]
+        said = [flatten(read(name).get(layer, {})) for name in of_layer]
+        shared = [key for key in said[0] if all(key in other and other[key] == said[0][key] for other in said)]
+        assert shared == [], f"{experiment}: every recipe says {shared} in [{layer}]"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_recipe_says_nothing_twice(name):
+    """Neither in both presets, nor again what the defaults say."""
+    said = {layer: flatten(read(name).get(layer, {})) for layer in ("both", *PRESETS)}
+    twice = [key for key, value in said["paper"].items() if said["quick"].get(key, ...) == value]
+    assert twice == [], f"{name}: {twice} belong into [both]"
+    shared = describe_experiment(name.partition("/")[0])
+    for layer, keys in said.items():
+        defaults = flatten(shared.get(layer, {}))
+        assert [key for key in keys if key in defaults and defaults[key] == keys[key]] == []
+
+
+# Validation.
+
+
+def find_settings(cell, monkeypatch):
+    """The settings that an evaluation of this cell would be run with."""
+    asked = {}
+
+    def note(run, settings, *, out, images, root, device):
+        asked.update(settings=settings, images=images, root=root)
+
+    monkeypatch.setattr("tensor_dropout.robustness.runs.evaluate_run", note)
+    evaluate_cell(cell, Path("run"), Path("out"), Place(Path("base"), {"cifar100": "/data"}))
+    return asked
+
+
+@every_recipe
+def test_every_recipe_validates(name, preset, monkeypatch):
+    recipe = find(name, preset)
+    experiment = name.partition("/")[0]
+    if recipe is None:
+        assert only_of_the_other_preset(name, preset)
+        return
+    if experiment.startswith("synthetic"):
+        setting = Setting(format=experiment[10:], **synthetic.read_stages(experiment, preset)[recipe.name])
+        assert (setting.inputs, setting.optimizer) == (recipe.settings["inputs"], recipe.settings["optimizer"])
+        assert synthetic.PRESETS[preset] == synthetic.read_stages(experiment, preset)
+        return
+    cells = expand(recipe, preset)
+    grid = recipe.settings.get("grid", {})
+    if "of" not in recipe.settings:
+        assert len(cells) == recipe.settings["seeds"] * math.prod(map(len, grid.values()))
+    assert len({cell.slug for cell in cells}) == len(cells)
+    known = {"label", "seeds", "grid", "evaluation", "of", "data", "net", "optimizer", "schedule", "run"}
+    assert set(recipe.settings) <= known
+    for cell in cells:
+        config = resolve_config(overrides=complete(cell.of or cell, Place(Path("base"), {})))
+        assert config.run.seed == (cell.of or cell).seed == cell.seed
+        for key, value in cell.point.items():
+            table, _, field = key.partition(".")
+            assert getattr(getattr(config, table), field) == value
+        if cell.of is not None:
+            assert cell.evaluation is not None
+            assert f"{cell.of.experiment}/{cell.of.recipe}" == recipe.settings["of"]
+        if cell.evaluation is not None:
+            asked = find_settings(cell, monkeypatch)
+            assert isinstance(asked["settings"], Settings)
+            assert asked["images"] == cell.evaluation.get("images")
+            assert asked["settings"].noise == (tuple(cell.evaluation["noise"]) or ("none",))
+            trained_on = (cell.of or cell).config["data.name"]
+            assert asked["root"] == (Path("/data") if trained_on == "cifar100" else None)
+
+
+def test_both_formats_of_the_synthetic_experiment_have_the_same_stages():
+    for preset in PRESETS:
+        assert synthetic.read_stages("synthetic-cp", preset) == synthetic.read_stages("synthetic-tucker", preset)
+
+
+def test_seeds_begin_where_they_are_told_to():
+    cells = expand(find("cifar100/fc", "quick"), "quick", first_seed=5)
+    assert [cell.slug for cell in cells] == ["fc-seed5", "fc-seed6"]
+    assert [cell.config["run.seed"] for cell in cells] == [5, 6]
+    evaluated = expand(find("imagenet-attacks/fc", "quick"), "quick", first_seed=5)
+    assert [cell.of.slug for cell in evaluated] == [cell.slug for cell in evaluated] == ["fc-seed5"]
+
+
+# What a recipe may not be.
+
+
+def write_recipes(root, defaults, **recipes):
+    """An experiment "trial" with these recipes."""
+    (root / "trial").mkdir(parents=True)
+    (root / "defaults.toml").write_text(defaults, encoding="utf-8")
+    for name, text in recipes.items():
+        (root / "trial" / f"{name}.toml").write_text(text, encoding="utf-8")
+    return root
+
+
+def test_later_layers_win_key_by_key(tmp_path):
+    defaults = """
+        [trial]
+        rows = ["a"]
+        [trial.both]
+        run = { epochs = 1, batch = 1, seed = 1, workers = 1 }
+        [trial.quick]
+        run = { epochs = 2, batch = 2, seed = 2 }
+    """
+    recipe = """
+        row = "A"
+        [both]
+        run = { epochs = 3, batch = 3 }
+        [quick]
+        run.epochs = 4
+    """
+    root = write_recipes(tmp_path / "recipes", defaults, a=recipe)
+    quick, paper = (load_recipes("trial", preset, root)[0].settings["run"] for preset in PRESETS)
+    assert quick == {"epochs": 4, "batch": 3, "seed": 2, "workers": 1}
+    assert paper == {"epochs": 3, "batch": 3, "seed": 1, "workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("recipes", "message"),
+    [
+        ({"a": 'row = "A"\nprintd = 3'}, r"trial/a.toml has the key 'printd'; it may have .*printed"),
+        ({"a": "printed = { mae = 3 }"}, "trial/a.toml has no row"),
+        ({"a": "row = "}, "a.toml of trial is not TOML"),
+        ({"a": 'row = "A"', "b": 'row = "B"'}, "trial/b.toml and the rows in defaults.toml do not agree"),
+        ({}, "trial/a.toml and the rows in defaults.toml do not agree"),
+    ],
+)
+def test_a_wrong_recipe_is_named(tmp_path, recipes, message):
+    root = write_recipes(tmp_path / "recipes", '[trial]\nrows = ["a"]', **recipes)
+    with pytest.raises(td.TensorDropoutError, match=message):
+        load_recipes("trial", "quick", root)
+
+
+def test_an_evaluation_of_a_recipe_that_does_not_exist(tmp_path):
+    root = write_recipes(tmp_path / "recipes", '[trial]\nrows = ["a"]', a='row = "A"\n[both]\nof = "trial/b"')
+    with pytest.raises(td.TensorDropoutError, match="trial/a is of 'trial/b', which is none"):
+        expand(load_recipes("trial", "quick", root)[0], "quick", root=root)
+
+
+def test_an_unknown_experiment_offers_the_nearest():
+    with pytest.raises(td.TensorDropoutError, match=r"no experiment 'cifar10'; did you mean .*cifar100"):
+        load_recipes("cifar10", "quick")
+    with pytest.raises(td.TensorDropoutError, match="known are synthetic-cp"):
+        load_recipes("zzz", "quick")
+
+
+def test_recipes_are_in_the_package():
+    """They are data of the package, beside its modules."""
+    assert Path(td.__file__).parent / "recipes" == ROOT
+
+
+# One step at full size.
+
+SHAPES = {"cifar100": (3, 32, 32), "imagefolder": (3, 224, 224), "nifti": (1, 90, 120, 120)}  # IXI's
+SMALLEST = {"cifar100": (3, 32, 32), "imagefolder": (3, 193, 193), "nifti": (1, 65, 97, 97)}  # of equal features
+FEATURES = {"cifar100": (512, 4, 4), "imagefolder": (2048, 7, 7), "nifti": (512, 3, 4, 4)}
+OUTPUTS = {"cifar100": 100, "imagefolder": 1000, "nifti": 1}
+ALIKE = ("imagenet/theta-0.7", "imagenet/theta-0.8", "imagenet/theta-0.9")  # but for θ, theta-0.6
+TRAINED = [name for name in FILES if name.partition("/")[0] in (*TABLES, "cifar100-surface", "cifar100-attacks")]
+
+
+def make_data(name, shape):
+    """Four examples of noise."""
+    numbers = name == "nifti"
+    split = TensorSplit(
+        torch.randint(0, 256, (4, *shape), dtype=torch.uint8),
+        torch.tensor([20.0, 40.0, 50.0, 70.0]) if numbers else torch.tensor([0, 5, 50, 99]),
+        list("abcd"),
+    )
+    task = "regression" if numbers else "classification"
+    named = {"classes": None, "target": "age"} if numbers else {"classes": [str(k) for k in range(100)], "target": None}
+    return Data(
+        name,
+        task,
+        split,
+        None,
+        split,
+        shape,
+        OUTPUTS[name],
+        **named,
+        prepare=StandardizeImages(),
+        augment=None,
+        simulated=True,
+        provenance="noise",
+    )
+
+
+def take_step(cell, network, data, folder):
+    """One update as the recipe's config has it, in a batch of two; which parameters it changed."""
+    config = resolve_config(overrides={**cell.config, "run.device": "cpu", "run.batch": 2})
+    trainer = Trainer(config, data, network, RunFolder(folder), ALONE, Reporter(config, data, False))
+    before = {key: value.clone() for key, value in network.named_parameters()}
+    trainer.step.set_rate(rate_at(config.schedule, 1, trainer.steps, trainer.sampler.steps_per_epoch))
+    trainer.step(*next(trainer.feed.starts(0, 0)))
+    assert trainer.step.sums.isfinite().all()
+    assert float(trainer.step.sums[0]) > 0
+    assert all(value.isfinite().all() for value in network.state_dict().values())
+    assert {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[config.optimizer.name] == type(trainer.optimizer).__name__
+    return [key for key, value in network.named_parameters() if not torch.equal(value, before[key])]
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in ALIKE])
+def test_one_step_of_the_whole_network_at_full_size(name, tmp_path):
+    cell = expand(find(name, "paper"), "paper")[0]
+    config = resolve_config(overrides=cell.config)
+    data = make_data(config.data.name, SMALLEST[config.data.name])
+    settings = config.net.settings()
+    design = settings.pop("name")
+    network = build_net(design, outputs=data.outputs, input_shape=data.input_shape, **settings)
+    with torch.device("meta"):
+        assert ResNet(DESIGNS[design], SHAPES[data.name]).feature_shape == FEATURES[data.name] == network.feature_shape
+    changed = take_step(cell, network, data, tmp_path)
+    assert "conv1.weight" in changed
+    assert any(key.startswith("fc.") for key in changed)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name in ALIKE or "cifar100-" in name])
+def test_one_step_of_the_head_at_every_other_point(name, tmp_path):
+    ratios = {}
+    for cell in expand(find(name, "paper"), "paper")[name not in ALIKE :]:
+        config = resolve_config(overrides=cell.config)
+        settings = {key: value for key, value in config.net.settings().items() if key not in ("name", "head")}
+        data = make_data(config.data.name, FEATURES[config.data.name])
+        head = build_head(config.net.head, data.input_shape, data.outputs, **settings)
+        theta = cell.config["net.theta"]
+        assert float(head.theta if name.endswith("weight-dropout") else head.dropout.theta) == pytest.approx(theta)
+        assert take_step(cell, nn.Sequential(head), data, tmp_path)
+        ratios.setdefault(str(cell.point.get("net.rank")), set()).add(head.compression_ratio)
+    if "surface" in name:  # the ranks spread the logarithmic axis, and θ does not move along it
+        values = [ratio for (ratio,) in ratios.values()]
+        assert values == sorted(values)
+        assert values[-1] / values[0] > 10
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("synthetic")])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_one_step_of_the_synthetic_stages(name, preset, tmp_path):
+    if only_of_the_other_preset(name, preset):
+        return
+    experiment, _, stage = name.partition("/")
+    setting = Setting(format=experiment[10:], **synthetic.read_stages(experiment, preset)[stage])
+    small = replace(setting, n_train=setting.batch, n_test=10, epochs=1, tune_epochs=1)
+    if preset == "paper":
+        small = replace(small, rates=setting.rates[:1], batch=4, n_train=4)  # Tucker of 25³ takes its time
+    record = train_stage(small, tmp_path / "stage.safetensors", lambda done: None)
+    assert record["epochs"] == [0, 1]
+    assert len(record["variants"]) == 5 * 5
+    assert all(math.isfinite(variant["exact_objective"][-1]) for variant in record["variants"])
+
+
+# Miniatures, really run; those that evaluate are run by tests/test_reproduction.py.
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_miniature_trains(name, tmp_path):
+    cell = expand(find(name, "quick"), "quick")[-1]
+    cell = replace(cell, config={**cell.config, "run.epochs": 1, "run.evaluate_every": 1}, evaluation=None)
+    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "done", find_cell(cell, tmp_path).detail
+    found = find_cell(cell, tmp_path)
+    assert found.state == "done"
+    assert found.record["data"]["simulated"] == (cell.config["data.name"] == "phantom")
+    for metric in describe_experiment(cell.experiment).get("metrics", ["accuracy"]):
+        assert math.isfinite(found.result["test"][metric])
+    assert not list(found.folder.glob("*.pt"))  # checkpoints are gone

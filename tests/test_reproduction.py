@@ -1,0 +1,1003 @@
+"""Reproducing the paper: what runs, what is skipped, what goes on, and what the report says of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import tensor_dropout as td
+from tensor_dropout import cli
+from tensor_dropout.data import DATASETS
+from tensor_dropout.data.cifar import DATA_VARIABLE
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.experiments import digits, paper, recipes, sweep, synthetic
+from tensor_dropout.experiments.cells import FORMAT, Place, find_cell, run_cell
+from tensor_dropout.experiments.recipes import Cell, expand, list_experiments, load_recipes
+from tensor_dropout.nets.heads import build_head
+from tensor_dropout.records import write_json
+from tensor_dropout.report.characters import escape_latex
+from tensor_dropout.report.collect import build_section, collect, show_number
+from tensor_dropout.robustness.measures import metric_interval, proportion_interval, seed_interval
+from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.training import loop
+from tensor_dropout.training.step import Step
+
+runner = CliRunner()
+ROOT = recipes.ROOT
+FULL, MINI = "ours, full size", "ours, miniature"
+SHRUNK = {  # of defaults.toml: the same experiments in seconds
+    r"run = \{ epochs = \d+, evaluate_every = \d+, threads = 1 \}": "run = { epochs = 1, batch = 256, threads = 1 }",
+    r"run = \{ epochs = 10, batch = 8, evaluate_every = 10, threads = 1 \}": "run = { epochs = 1, threads = 1 }",
+    r"n = 240": "n = 40",
+    r"steps = \d+, queries = \d+, twin_epochs = \d+": "steps = 1, queries = 1, twin_epochs = 1",
+    r"images = 1[02]0,": "images = 5,",
+    r"\[\[48, 2, 2, 10\].*": "[[24, 2, 2, 10], [6, 1, 1, 6]]",
+    r"\[1\.0, 0\.8, 0\.6\]": "[1.0, 0.6]",
+    r'grid."net.theta" = \[0\.9, 0\.7\]': 'grid."net.theta" = [0.7]',
+    r"tune_epochs = 40": "tune_epochs = 1",
+}
+
+
+def use_recipes(patch, root):
+    """From here on recipes are read from this folder."""
+    for function in (recipes.list_experiments, recipes.describe_experiment, recipes.load_recipes):
+        patch.setattr(function, "__defaults__", (root,))
+    patch.setattr(recipes.expand, "__defaults__", (0, root))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def tiny(tmp_path_factory):
+    """The recipes, shrunk; the whole module reads them."""
+    root = tmp_path_factory.mktemp("tiny") / "recipes"
+    shutil.copytree(ROOT, root)
+    text = (root / "defaults.toml").read_text(encoding="utf-8")
+    for pattern, small in SHRUNK.items():
+        text, found = re.subn(pattern, small, text)
+        assert found, pattern
+    (root / "defaults.toml").write_text(text, encoding="utf-8")
+    for path in root.glob("synthetic-*/*.toml"):
+        path.write_text(re.sub(r"epochs = (120|60)\b", "epochs = 2", path.read_text(encoding="utf-8")), "utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        use_recipes(patch, root)
+        yield root
+
+
+@pytest.fixture
+def edit(tiny, tmp_path, monkeypatch):
+    """Edit recipes: a function (recipe, old text, new text); recipes are then read from a copy."""
+    root = tmp_path / "recipes"
+
+    def change(name, old, new):
+        if not root.exists():
+            shutil.copytree(tiny, root)
+            use_recipes(monkeypatch, root)
+        path = root / f"{name}.toml"
+        text = path.read_text(encoding="utf-8")
+        assert old in text
+        path.write_text(text.replace(old, new), encoding="utf-8")
+        recipes._read.cache_clear()
+
+    yield change
+    recipes._read.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def everything(tiny, tmp_path_factory):
+    """``reproduce all`` from nothing: its folder and what it said."""
+    base = tmp_path_factory.mktemp("everything") / "results"
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("draw_curves", "draw_formula"):  # tests/test_synthetic.py draws them
+            patch.setattr(synthetic, name, lambda *_: [])
+        result = runner.invoke(cli.app, ["reproduce", "all", "--out", str(base), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    return SimpleNamespace(base=base, output=result.output)
+
+
+@pytest.fixture
+def copied(everything, tmp_path):
+    """A function that copies results of some experiments into a folder that a test may change."""
+
+    def copy(*names):
+        for name in names:
+            shutil.copytree(everything.base / name, tmp_path / "results" / name)
+        return tmp_path / "results"
+
+    return copy
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """What was really computed: ("train", EXPERIMENT/SLUG) and ("evaluate", EXPERIMENT/SLUG)."""
+    calls = []
+    run, evaluate = loop.Trainer.run, td.robustness.runs.evaluate_run
+
+    def note_training(self):
+        calls.append(("train", "/".join(self.folder.path.parts[-2:])))
+        return run(self)
+
+    def note_evaluation(folder, settings, **options):
+        out = options["out"]
+        own = out.parent if out.name == "evaluation" else out
+        calls.append(("evaluate", "/".join(own.parts[-2:])))
+        return evaluate(folder, settings, **options)
+
+    monkeypatch.setattr(loop.Trainer, "run", note_training)
+    monkeypatch.setattr("tensor_dropout.robustness.runs.evaluate_run", note_evaluation)
+    return calls
+
+
+def list_cells(*names):
+    return [cell for name in names for cell in paper.list_cells(name, "quick")]
+
+
+def reproduce(base, *names, **options):
+    """Run what is missing of the miniatures; what was said."""
+    console = Console(file=io.StringIO(), width=1000)
+    place = Place(base, {}, "cpu", options.pop("rerun_stale", False))
+    paper.run_cells(list_cells(*names), place, console=console, **options)
+    return console.file.getvalue()
+
+
+def states(base, *names):
+    return {f"{cell.experiment}/{cell.slug}": find_cell(cell, base).state for cell in list_cells(*names)}
+
+
+def one(name, **config):
+    """The first cell of a recipe, with some of its config changed: ``run__epochs=2``."""
+    cell = list_cells(name)[0]
+    return replace(cell, config={**cell.config, **{key.replace("__", "."): value for key, value in config.items()}})
+
+
+def section_of(name, base, folder, preset="quick"):
+    return build_section(name, {preset: base}, folder)
+
+
+def cell_at(section, row, column, table=0):
+    """The cell of a row, by its name, in the column whose head ends with these words."""
+    found = section.tables[table]
+    [index] = [k for k, head in enumerate(found.columns) if head.endswith(column)]
+    [cells] = [cells for cells in found.rows if cells[0].text == row]
+    return cells[index]
+
+
+def forge(cell, base, result=None, evaluation=None, environment=None, examples=None):
+    """The records of a cell that is done, with numbers of one's own."""
+    folder = base / cell.experiment / cell.slug
+    write_json(folder / "cell.json", {"format": FORMAT, "version": "0", "identity": cell.identity()})
+    if result is not None:
+        write_json(folder / "result.json", result)
+        write_json(
+            folder / "run.json",
+            {"environment": environment or {}, "data": {"examples": {"test": examples} if examples else {}}},
+        )
+    if evaluation is not None:
+        write_json(folder / "evaluation.json", evaluation)
+    return folder
+
+
+# Everything, once.
+
+
+def test_reproduce_all_ends_with_the_page(everything):
+    assert set(states(everything.base, *NETWORKS).values()) == {"done"}
+    lines = everything.output.splitlines()
+    assert lines[-1].strip() == str(everything.base / "report" / "report.html")
+    count = len(list_cells(*NETWORKS))
+    assert f"{count} of {count} runs were to do; now {count} done." in everything.output
+    assert not list(everything.base.rglob("*.pt"))
+
+
+NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic")]
+
+
+def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
+    report = collect({"quick": everything.base}, tmp_path)
+    assert [section.id for section in report.sections] == list_experiments()
+    for section in report.sections:
+        assert section.label.startswith("miniature: ")
+        missing = dict.fromkeys((FULL, MINI), 0)
+        for table in section.tables:
+            for row in table.rows:
+                assert len(row) == len(table.columns)
+                for head, cell in zip(table.columns, row, strict=True):
+                    whose = next(
+                        (size for size in missing if any(size in text for text in (head, row[1].text, table.caption))),
+                        None,
+                    )
+                    assert cell.state in ("text", "paper", "ours", "not run")
+                    if cell.state == "not run":
+                        missing[whose] += 1
+        assert missing[MINI] == 0, section.id
+        assert missing[FULL] > 0, section.id
+        figures = {"imagenet", "mri", "cifar100"}
+        assert len(section.figures) == (0 if section.id in figures else 1)
+        assert all(figure.svg.stat().st_size > 1000 and figure.alt for figure in section.figures)
+    verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.sections if section.verdicts}
+    assert verdicts == {
+        "imagenet-attacks": [f"{recipe.row} ({MINI})" for recipe in load_recipes("imagenet-attacks", "quick")],
+        "cifar100-attacks": [f"{recipe.row}, θ = 0.7 ({MINI})" for recipe in load_recipes("cifar100-attacks", "quick")],
+    }
+
+
+def test_the_page_has_nine_sections_and_says_what_it_is(everything):
+    folder = everything.base / "report"
+    page, markdown, latex = ((folder / f"report.{ending}").read_text("utf-8") for ending in ("html", "md", "tex"))
+    for name in list_experiments():
+        assert f'id="{name}"' in page
+        title = recipes.describe_experiment(name)["title"]
+        assert f"## {title}" in markdown
+        assert escape_latex(title) in latex
+    for text in (page, markdown, latex):
+        assert "not run" in text
+        assert "miniature" in text
+        assert "SIMULATED" in text
+        assert "76.19" in text
+
+
+def test_again_nothing_is_computed(everything, started, monkeypatch):
+    said = reproduce(everything.base, *NETWORKS)
+    count = len(list_cells(*NETWORKS))
+    assert said == f"0 of {count} runs were to do; now {count} done.\n"
+    assert started == []
+    monkeypatch.setattr(synthetic, "train_stage", None)  # would fail if anything were trained
+    for name in ("draw_curves", "draw_formula"):
+        monkeypatch.setattr(synthetic, name, lambda *_: [])
+    for name in ("synthetic-cp", "synthetic-tucker"):
+        synthetic.run(name, "quick", everything.base, 0)
+
+
+def test_one_experiment_is_drawn_from_its_records(copied, started):
+    base = copied("cifar100")
+    shutil.rmtree(base / "cifar100" / "rtrl-cp-seed1")
+    result = runner.invoke(cli.app, ["reproduce", "cifar100/fc", "--out", str(base), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert started == []
+    assert "0 of 2 runs were to do; now 2 done." in result.output
+    table = (base / "cifar100" / "table.md").read_text("utf-8")
+    assert str(base / "cifar100" / "table.md") in result.output.replace("\n", "")
+    assert "76.19" in table
+    assert "miniature" in table
+    assert not (base / "cifar100" / "rtrl-cp-seed1").exists()  # another recipe: not asked for
+
+
+# Cells.
+
+
+def test_a_deleted_record_makes_exactly_that_run_execute_again(copied, started):
+    base = copied(*NETWORKS)
+    before = (base / "cifar100" / "fc-seed1" / "model.safetensors").read_bytes()
+    (base / "cifar100" / "fc-seed1" / "result.json").unlink()
+    (base / "imagenet-attacks" / "fc-seed0" / "evaluation.json").unlink()
+    (base / "cifar100-attacks" / "cp-theta0.7-seed0" / "evaluation" / "evaluation.json").unlink()
+    shutil.rmtree(base / "mri-noise" / "rtrl-cp-seed0")
+    assert Counter(states(base, *NETWORKS).values())["missing"] == 4
+    said = reproduce(base, *NETWORKS)
+    assert sorted(started) == [
+        ("evaluate", "cifar100-attacks/cp-theta0.7-seed0"),
+        ("evaluate", "imagenet-attacks/fc-seed0"),
+        ("evaluate", "mri-noise/rtrl-cp-seed0"),
+        ("train", "cifar100/fc-seed1"),
+    ]
+    assert said.startswith("4 of ")
+    assert set(states(base, *NETWORKS).values()) == {"done"}
+    assert (base / "cifar100" / "fc-seed1" / "model.safetensors").read_bytes() == before  # equal seeds, equal weights
+
+
+def test_a_failed_run_is_shown_and_the_others_go_on(edit, tmp_path, started):
+    edit("cifar100/trl-tucker", "net.rank = [32, 2, 2, 10]", "net.rank = [99, 2, 2, 10]")
+    said = reproduce(tmp_path, "cifar100/trl-tucker", "cifar100/fc")
+    assert "now 2 failed, 2 done" in said
+    assert said.count("failed: ") == 2
+    assert "rank" in said
+    assert set(states(tmp_path, "cifar100/fc").values()) == {"done"}
+    section = section_of("cifar100", tmp_path, tmp_path)
+    shown = cell_at(section, "Tucker", MINI)
+    assert (shown.text, shown.state) == ("failed", "failed")
+    assert shown.detail.startswith("2 of 2 runs: ")
+    assert "99" in shown.detail
+    assert cell_at(section, "FC", MINI).state == "ours"
+    assert cell_at(section, "CP", MINI).state == "not run"
+    started.clear()
+    reproduce(tmp_path, "cifar100/trl-tucker")  # a failure is tried again, and said again
+    assert set(states(tmp_path, "cifar100/trl-tucker").values()) == {"failed"}
+    assert started == []
+    edit("cifar100/trl-tucker", "net.rank = [99, 2, 2, 10]", "net.rank = [32, 2, 2, 10]")
+    assert "now 2 done" in reproduce(tmp_path, "cifar100/trl-tucker")
+
+
+def test_a_run_that_failed_in_the_middle_begins_anew_once_its_recipe_is_mended(edit, tmp_path):
+    edit("cifar100/fc", '[both]\nnet.head = "fc"', '[both]\nnet.head = "fc"\noptimizer.lr = 1e30')
+    assert "not finite" in reproduce(tmp_path, "cifar100/fc")
+    assert (tmp_path / "cifar100" / "fc-seed0" / "run.json").is_file()  # it had begun
+    edit("cifar100/fc", "optimizer.lr = 1e30", "optimizer.lr = 1e-3")
+    assert "now 2 done" in reproduce(tmp_path, "cifar100/fc")
+
+
+def test_a_failed_seed_is_never_averaged_in(copied, tmp_path):
+    base = copied("cifar100")
+    cell = list_cells("cifar100/trl-cp")[1]
+    write_json(base / "cifar100" / cell.slug / "failed.json", {"error": "train: the loss is not finite"})
+    assert find_cell(cell, base).state == "failed"
+    section = section_of("cifar100", base, tmp_path)
+    shown = cell_at(section, "CP", MINI)
+    assert (shown.text, shown.state) == ("failed", "failed")
+    assert shown.detail == "1 of 2 runs: train: the loss is not finite"
+    assert cell_at(section, "Tucker", MINI).state == "ours"
+
+
+def test_an_edited_recipe_makes_its_records_stale(copied, edit, tmp_path, started):
+    base = copied("cifar100")
+    edit("cifar100/rtrl-cp", "net.theta = 0.8", "net.theta = 0.5")
+    assert states(base, "cifar100") == {
+        name: "stale" if "rtrl-cp" in name else "done" for name in states(base, "cifar100")
+    }
+    section = section_of("cifar100", base, tmp_path)
+    shown = cell_at(section, "Randomized CP", MINI)
+    assert (shown.text, shown.state) == ("stale", "stale")
+    assert "changed" in shown.detail
+    said = reproduce(base, "cifar100")
+    assert "0 of 12 runs were to do; now 10 done, 2 stale." in said
+    assert "2 records are stale" in said
+    assert "--rerun-stale" in said
+    assert started == []
+    said = reproduce(base, "cifar100", rerun_stale=True)
+    assert started == [("train", f"cifar100/rtrl-cp-seed{seed}") for seed in range(2)]
+    assert "2 of 12 runs were to do; now 12 done." in said
+    record = json.loads((base / "cifar100" / "rtrl-cp-seed0" / "run.json").read_text("utf-8"))
+    assert record["settings"]["net.theta"] == 0.5
+
+
+def test_a_header_or_a_printed_number_does_not_make_records_stale(copied, edit):
+    base = copied("cifar100")
+    edit("cifar100/fc", "# Table 4", "# A better header. Table 4")
+    edit("cifar100/fc", "75.88 }", "75.89 }")
+    assert set(states(base, "cifar100/fc").values()) == {"done"}
+
+
+def test_evaluations_of_an_edited_recipe_are_stale_too(copied, edit, started):
+    base = copied("imagenet", "imagenet-attacks")
+    edit("imagenet/theta-0.6", "net.theta = 0.6", "net.theta = 0.55")
+    found = states(base, "imagenet", "imagenet-attacks")
+    assert [name for name, state in found.items() if state == "stale"] == [
+        "imagenet/theta-0.6-seed0",
+        "imagenet-attacks/theta-0.6-seed0",
+    ]
+    reproduce(base, "imagenet", "imagenet-attacks", rerun_stale=True)
+    assert started == [("train", "imagenet/theta-0.6-seed0"), ("evaluate", "imagenet-attacks/theta-0.6-seed0")]
+
+
+@pytest.mark.parametrize("name", ["cell.json", "result.json", "run.json", "failed.json"])
+def test_a_half_written_record_is_damaged_and_run_again(copied, tmp_path, started, name):
+    base = copied("cifar100")
+    folder = base / "cifar100" / "fc-dropout-seed0"
+    text = (folder / name).read_text("utf-8") if name != "failed.json" else '{"error": "x"}'
+    (folder / name).write_text(text[: len(text) // 2], "utf-8")
+    found = find_cell(list_cells("cifar100/fc-dropout")[0], base)
+    assert found.state == "damaged"
+    assert "cannot be read" in found.detail
+    section = section_of("cifar100", base, tmp_path)
+    shown = cell_at(section, "FC + dropout", MINI)
+    assert (shown.text, shown.state) == ("damaged", "damaged")
+    assert shown.detail.startswith("1 of 2 runs: a record cannot be read")
+    assert "now 12 done" in reproduce(base, "cifar100")
+    again = [] if name in ("run.json", "failed.json") else [("train", "cifar100/fc-dropout-seed0")]
+    assert started == again  # what the result does not need is set aside
+    assert name == "cell.json" or (folder / f"{name}.damaged").is_file()
+
+
+def test_a_half_written_evaluation_is_damaged(copied, tmp_path, started):
+    base = copied("imagenet", "imagenet-attacks")
+    path = base / "imagenet-attacks" / "theta-0.7-seed0" / "evaluation.json"
+    path.write_text(path.read_text("utf-8")[:1000], "utf-8")
+    assert states(base, "imagenet-attacks/theta-0.7") == {"imagenet-attacks/theta-0.7-seed0": "damaged"}
+    section = section_of("imagenet-attacks", base, tmp_path)
+    rows = section.tables[2].rows  # of θ = 0.7
+    assert [row[2].state for row in rows if row[1].text == MINI] == ["damaged"]
+    assert "R-TRL, θ = 0.7" not in section.figures[0].alt  # no curve of it
+    reproduce(base, "imagenet-attacks")
+    assert started == [("evaluate", "imagenet-attacks/theta-0.7-seed0")]
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"text"', "null", "\x00", ""])
+def test_a_record_that_is_none_is_damaged(copied, content):
+    base = copied("cifar100")
+    (base / "cifar100" / "fc-seed0" / "cell.json").write_text(content, "utf-8")
+    assert find_cell(list_cells("cifar100/fc")[0], base).state == "damaged"
+
+
+@pytest.mark.parametrize("record", [{"format": FORMAT + 1}, {"format": None}, {}, {"format": "1"}])
+def test_a_record_of_another_format_is_damaged_and_says_so(copied, record, tmp_path):
+    base = copied("cifar100")
+    path = base / "cifar100" / "fc-seed0" / "cell.json"
+    said = json.loads(path.read_text("utf-8"))
+    said.pop("format")
+    write_json(path, said | record)
+    found = find_cell(list_cells("cifar100/fc")[0], base)
+    assert found.state == "damaged"
+    assert found.detail == f"its record has format {record.get('format')}, this version reads {FORMAT}"
+    shown = cell_at(section_of("cifar100", base, tmp_path), "FC", MINI)
+    assert shown.state == "damaged"
+    assert "this version reads" in shown.detail
+
+
+def test_records_without_what_they_should_hold(copied):
+    base = copied("cifar100")
+    first, second = list_cells("cifar100/fc")
+    write_json(base / "cifar100" / first.slug / "cell.json", {"format": FORMAT})
+    assert find_cell(first, base).state == "stale"
+    write_json(base / "cifar100" / second.slug / "failed.json", {})
+    assert find_cell(second, base).state == "failed"
+
+
+def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, started):
+    cell = one("cifar100/rtrl-tucker", run__epochs=3)
+    whole, cut = Place(tmp_path / "whole", {}, "cpu"), Place(tmp_path / "cut", {}, "cpu")
+    assert run_cell(cell, whole) == "done"
+    steps, update = [], Step.__call__
+
+    def interrupt(self, *start):
+        steps.append(len(steps))
+        if len(steps) == 6:  # four steps an epoch: in the middle of the second
+            raise KeyboardInterrupt
+        return update(self, *start)
+
+    monkeypatch.setattr(Step, "__call__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, cut)
+    found = find_cell(cell, cut.base)
+    assert (found.state, found.detail) == ("missing", "cut off; the same command goes on")
+    assert list(found.folder.glob("checkpoint-*.pt"))
+    assert not (found.folder / "failed.json").exists()
+    assert run_cell(cell, cut) == "done"
+    assert len(steps) == 6 + 8  # the second and the third epoch, not the first
+    folder = Path(cell.experiment, cell.slug)
+    ours, theirs = (load_file(place.base / folder / "model.safetensors") for place in (cut, whole))
+    assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+    assert not list(cut.base.rglob("*.pt"))
+
+
+def test_an_interrupted_evaluation_goes_on(copied, monkeypatch):
+    base = copied("imagenet", "imagenet-attacks")
+    [cell] = list_cells("imagenet-attacks/theta-0.8")
+    shutil.rmtree(base / "imagenet-attacks" / cell.slug)
+    add, names = Outcomes.add, []
+
+    def interrupt(self, name, *rest):
+        names.append(name)
+        if len(names) == 10:
+            raise KeyboardInterrupt
+        add(self, name, *rest)
+
+    monkeypatch.setattr(Outcomes, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_cell(cell, Place(base, {}, "cpu"))
+    assert find_cell(cell, base).state == "missing"
+    assert run_cell(cell, Place(base, {}, "cpu")) == "done"
+    assert Counter(names).most_common(1)[0] == (names[9], 2)  # only what was cut off was done twice
+
+
+# Evaluations of other experiments' runs.
+
+
+def test_a_run_comes_before_its_evaluation_and_both_are_skipped_when_done(tmp_path, started):
+    reproduce(tmp_path, "imagenet-attacks/fc")
+    expected = [("train", "imagenet/fc-seed0"), ("evaluate", "imagenet-attacks/fc-seed0")]
+    assert started == expected
+    assert states(tmp_path, "imagenet/fc") == {"imagenet/fc-seed0": "done"}
+    reproduce(tmp_path, "imagenet-attacks/fc", "imagenet/fc")
+    assert started == expected
+
+
+def test_a_missing_source_is_said(tmp_path):
+    [cell] = list_cells("mri-noise/rtrl-cp")
+    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "failed"
+    assert find_cell(cell, tmp_path).detail == "the run that it evaluates, mri/rtrl-cp-seed0, is not done"
+    assert not (tmp_path / "mri").exists()
+
+
+def test_an_evaluation_of_a_failed_run_says_so_and_recovers(edit, tmp_path, started):
+    edit("imagenet/trl", "net.rank = [32, 2, 2, 10]", "net.rank = [99, 2, 2, 10]")
+    edit("imagenet-attacks/fc", 'of = "imagenet/fc"', 'of = "imagenet/trl"')
+    said = reproduce(tmp_path, "imagenet-attacks/fc")
+    assert "the run that it evaluates, imagenet/trl-seed0, is not done" in said
+    assert started == []
+    edit("imagenet/trl", "net.rank = [99, 2, 2, 10]", "net.rank = [32, 2, 2, 10]")
+    assert "now 1 done" in reproduce(tmp_path, "imagenet-attacks/fc")
+
+
+def test_a_stale_run_is_not_trained_again_for_its_evaluation_unless_asked(copied, edit, started):
+    base = copied("imagenet")
+    edit("imagenet/fc", '[both]\nnet.head = "fc"', '[both]\nnet.head = "fc"\noptimizer.lr = 1e-3')
+    reproduce(base, "imagenet", "imagenet-attacks/fc")
+    assert ("train", "imagenet/fc-seed0") not in started
+
+
+# Sweeps.
+
+
+def make_cell(experiment, recipe, seed=0, *, epochs=1, data="digits", **fields):
+    config = {} if "of" in fields else {"run.epochs": epochs, "data.name": data}
+    return Cell(experiment, recipe, recipe, seed, config=config, **fields)
+
+
+def test_a_unit_is_a_run_and_its_evaluations_in_this_order():
+    run, other = make_cell("imagenet", "fc"), make_cell("mri", "fc")
+    first, second = (make_cell(name, "fc", of=run, evaluation={}) for name in ("imagenet-attacks", "more-attacks"))
+    assert sweep.group_cells([run, other, first, second]) == [[run, first, second], [other]]
+    assert sweep.group_cells([first, other, second, run]) == [[run, first, second], [other]]
+    assert sweep.group_cells([first]) == [[run, first]]
+    assert sweep.group_cells([run, run]) == [[run]]
+    assert sweep.group_cells([]) == []
+    cells = list_cells(*NETWORKS)
+    units = sweep.group_cells(cells)
+    assert sorted(cell.experiment + cell.slug for unit in units for cell in unit) == sorted(
+        cell.experiment + cell.slug for cell in cells
+    )
+    for unit in units:
+        for cell in unit:
+            assert cell.of is None or unit.index(cell.of) < unit.index(cell)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 100])
+def test_units_are_dealt_in_equal_shares(workers):
+    units = sweep.group_cells(list_cells(*NETWORKS))
+    shares = sweep.deal(units, workers)
+    assert len(shares) == min(workers, len(units))
+    assert sorted(map(id, (unit for share in shares for unit in share))) == sorted(map(id, units))
+    loads = [sum(map(sweep._cost, share)) for share in shares]
+    assert max(loads) - min(loads) <= max(map(sweep._cost, units))
+
+
+def test_volumes_and_evaluations_are_dearer():
+    run = make_cell("imagenet", "fc", epochs=4)
+    volume, attack = make_cell("mri", "fc", epochs=4, data="phantom"), make_cell("a", "fc", of=run, evaluation={})
+    assert sweep._cost([run]) < sweep._cost([volume])
+    assert sweep._cost([run]) < sweep._cost([run, attack])
+    assert sweep.deal([[run], [volume], [run]], 2) == [[[volume]], [[run], [run]]]
+
+
+def test_two_workers_of_submitit_really_run(tmp_path):
+    pytest.importorskip("submitit")
+    said = reproduce(tmp_path, "cifar100/fc", workers=2)
+    assert "2 of 2 runs were to do; now 2 done." in said, [path.read_text() for path in tmp_path.rglob("*_log.err")]
+    jobs = tmp_path / ".jobs"
+    assert len(list(jobs.glob("*_result.pkl"))) == 2
+    machines = {
+        json.loads((tmp_path / "cifar100" / f"fc-seed{seed}" / "run.json").read_text("utf-8"))["environment"]["command"]
+        for seed in range(2)
+    }
+    assert all("submit" in command for command in machines)
+
+
+class Job:
+    """A job of submitit that never does anything."""
+
+    def __init__(self, *, done):
+        self.is_done, self.cancelled, self.error = done, 0, None
+
+    def exception(self):
+        return self.error
+
+    def done(self):
+        return self.is_done
+
+    def cancel(self):
+        self.cancelled += 1
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Stands in for submitit: what it was told, and its jobs, which are done at once without a result."""
+    told = SimpleNamespace(jobs=[], shares=[], parameters={}, done=True, error=None)
+
+    class Executor:
+        def __init__(self, folder, cluster):
+            told.folder, told.cluster = folder, cluster
+
+        def update_parameters(self, **parameters):
+            told.parameters |= parameters
+
+        def submit(self, function, share, place):
+            told.shares.append(share)
+            told.jobs.append(Job(done=told.done))
+            told.jobs[-1].error = told.error
+            return told.jobs[-1]
+
+    monkeypatch.setattr(sweep, "import_extra", lambda *_: SimpleNamespace(AutoExecutor=Executor))
+    return told
+
+
+def test_an_interruption_cancels_the_jobs(tmp_path, engine, monkeypatch):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    engine.done = False
+    monkeypatch.setattr(sweep.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(tmp_path, "cifar100", workers=3)
+    assert [job.cancelled for job in engine.jobs] == [1, 1, 1]
+    assert sum(len(unit) for share in engine.shares for unit in share) == 12
+
+
+def test_slurm_is_asked_for_by_a_flag(tmp_path, engine):
+    arguments = ["reproduce", "cifar100/fc", "--slurm", "gpu", "--out", str(tmp_path), "--workers", "2"]
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == 0, result.output
+    assert engine.cluster == "slurm"
+    assert engine.parameters["slurm_partition"] == "gpu"
+    assert len(engine.jobs) == 2
+
+
+def test_one_worker_needs_no_engine(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweep, "import_extra", None)  # would fail if it were asked for
+    reproduce(tmp_path, "cifar100/fc", workers=1)
+    [cell] = list_cells("imagenet/fc")
+    sweep.run_sweep([[cell]], Place(tmp_path, {}, "cpu"), workers=2)  # one unit: nothing to share
+    assert find_cell(cell, tmp_path).state == "done"
+
+
+def test_jobs_that_died_are_said(tmp_path, engine):
+    engine.error = MemoryError()
+    with pytest.raises(TensorDropoutError, match=r"2 of 2 jobs died; what they printed is in .*\.jobs"):
+        reproduce(tmp_path, "cifar100/fc", workers=2)
+
+
+# The command line.
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """An empty current folder, and no data."""
+    folder = tmp_path / "nowhere"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv(DATA_VARIABLE, raising=False)
+    return folder
+
+
+def fails(arguments, code=1):
+    """The one sentence of a command that fails without a traceback."""
+    result = runner.invoke(cli.app, arguments)
+    assert result.exit_code == code, result.output
+    assert isinstance(result.exception, SystemExit)
+    assert "Traceback" not in result.output
+    if code == 1:
+        assert result.output.count("\n") == 1
+        assert result.output.startswith("Error: ")
+    return " ".join(re.sub(r"[│╭╮╰╯─]", " ", result.output).split())
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("cifar-100", "cifar100"), ("imagenet-atacks", "imagenet-attacks"), ("synthetic", "synthetic-cp"), ("al", "all")],
+)
+def test_an_unknown_experiment_offers_the_nearest(nowhere, name, near):
+    message = fails(["reproduce", name], 2)
+    assert f"there is no experiment '{name}'" in message
+    assert near in message.partition("did you mean")[2]
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cifar100/rtrl-tuker", "cifar100 has no recipe 'rtrl-tuker'; did you mean rtrl-tucker"),
+        ("imagenet/theta-0.65", "imagenet has no recipe 'theta-0.65'; did you mean theta-0.6"),
+        ("mri/zzzz", "mri has no recipe 'zzzz'; known are fc, trl-tucker, rtrl-tucker, rtrl-cp"),
+        ("cifar100/fc/extra", "cifar100 has no recipe 'fc/extra'"),
+    ],
+)
+def test_an_unknown_recipe_offers_the_nearest(nowhere, name, message):
+    assert message in fails(["reproduce", name])
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.parametrize("name", ["digits/fc", "synthetic-cp/white", "synthetic-cp/nothing"])
+def test_a_slash_where_there_are_no_recipes_to_choose(nowhere, name, monkeypatch):
+    monkeypatch.setitem(digits.PRESETS, "quick", digits.Preset(seeds=1, epochs=1, channels=4, rank=(2, 2, 2, 2)))
+    result = runner.invoke(cli.app, ["reproduce", name])
+    assert result.exit_code == 2
+    assert "is run as a whole" in result.output
+
+
+LAYOUTS = {
+    "cifar100": "Expected: ROOT/cifar-100-python/{train,test,meta}, the files of https",
+    "cifar100-attacks/cp": "Expected: ROOT/cifar-100-python/{train,test,meta}, the files of https",
+    "imagenet": "Expected: ROOT/train/",
+    "imagenet-attacks/fc": "Expected: ROOT/train/",
+    "mri": "Expected: ROOT/participants.tsv",
+    "mri-noise": "Expected: ROOT/participants.tsv",
+}
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS.items())
+def test_missing_data_is_said_at_once_with_its_layout(nowhere, name, layout):
+    message = fails(["reproduce", name, "--preset", "paper"])
+    assert "no folder given; set root" in message
+    assert layout in message
+    assert not list(nowhere.iterdir())  # nothing was started
+    (nowhere / "empty").mkdir()
+    message = fails(["reproduce", name, "--preset", "paper", "--root", "empty"])
+    assert "empty" in message
+    assert layout in message
+    assert [path.name for path in nowhere.iterdir()] == ["empty"]
+
+
+def test_missing_data_is_said_before_anything_of_all_starts(nowhere, monkeypatch):
+    ran = []
+    monkeypatch.setattr(synthetic, "run", lambda name, *_, **__: ran.append(name) or [])
+    fails(["reproduce", "all", "--preset", "paper"])
+    assert ran == []
+
+
+def test_a_root_of_unknown_data(nowhere):
+    message = fails(["reproduce", "cifar100", "--root", "x=y"])
+    assert "got 'x=y'" in message
+    assert all(name in message for name in DATASETS)
+    assert not list(nowhere.iterdir())
+
+
+def test_a_report_without_results(nowhere):
+    assert "tensor-dropout reproduce all" in fails(["report"])
+    assert not list(nowhere.iterdir())
+
+
+@pytest.mark.parametrize("option", ["--full", "--quick"])
+def test_a_report_of_a_folder_that_is_not_there(nowhere, option):
+    assert "there is no folder missing-folder" in fails(["report", option, "missing-folder"])
+    assert not list(nowhere.iterdir())
+
+
+@pytest.fixture(scope="module")
+def in_all_states(everything, tmp_path_factory):
+    """Results with a run in every state, and the report of them."""
+    base, out = tmp_path_factory.mktemp("states") / "results", tmp_path_factory.mktemp("states-report")
+    shutil.copytree(everything.base, base, ignore=shutil.ignore_patterns("report", "*.safetensors", "*.png"))
+    write_json(base / "cifar100" / "trl-cp-seed0" / "failed.json", {"error": "train: the loss <b>is</b> not finite"})
+    said = json.loads((base / "cifar100" / "rtrl-cp-seed1" / "cell.json").read_text("utf-8"))
+    said["identity"]["config"]["net.theta"] = 0.123
+    write_json(base / "cifar100" / "rtrl-cp-seed1" / "cell.json", said)
+    (base / "cifar100" / "fc-dropout-seed0" / "result.json").write_text('{"task": "class', "utf-8")
+    for seed in range(2):
+        shutil.rmtree(base / "cifar100" / f"trl-tucker-seed{seed}")
+    write_json(base / "imagenet-attacks" / "theta-0.6-seed0" / "failed.json", {"error": "the GPU's memory is full"})
+    (base / "mri-noise" / "fc-seed0" / "evaluation.json").write_text("{", "utf-8")
+    shutil.rmtree(base / "cifar100-surface" / "bernoulli-rank6x1x1x6-theta0.6-seed0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out)  # no results of the full size lie here
+        result = runner.invoke(cli.app, ["report", "--quick", str(base), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return SimpleNamespace(base=base, out=out, output=result.output)
+
+
+def test_a_report_of_all_states(in_all_states, tmp_path):
+    texts = {ending: (in_all_states.out / f"report.{ending}").read_text("utf-8") for ending in ("html", "md", "tex")}
+    for ending, text in texts.items():
+        assert str(in_all_states.out / f"report.{ending}") in in_all_states.output.replace("\n", "")
+        for word in ("not run", "failed", "stale", "damaged"):
+            assert word in text
+    assert all(f'id="{name}"' in texts["html"] for name in list_experiments())
+    assert "the loss &lt;b&gt;is&lt;/b&gt; not finite" in texts["html"]
+    shown = {
+        row: cell_at(section_of("cifar100", in_all_states.base, tmp_path), row, MINI)
+        for row in ("FC", "FC + dropout", "Tucker", "CP", "Randomized Tucker", "Randomized CP")
+    }
+    assert [cell.state for cell in shown.values()] == ["ours", "damaged", "not run", "failed", "ours", "stale"]
+
+
+def test_one_broken_curve_leaves_the_others(in_all_states, tmp_path):
+    section = section_of("mri-noise", in_all_states.base, tmp_path)
+    rows = {row[0].text: {cell.state for cell in row[1:]} for row in section.tables[1].rows}
+    assert rows == {
+        "FC": {"damaged"},
+        "Tucker": {"ours"},
+        "Randomized Tucker": {"ours"},
+        "Randomized CP": {"ours"},
+    }
+    assert "for Tucker, Randomized Tucker, Randomized CP" in section.figures[0].alt
+    attacks = section_of("imagenet-attacks", in_all_states.base, tmp_path)
+    failed = [cell for cell in attacks.tables[3].rows[-1] if cell.state == "failed"]
+    assert [cell.detail for cell in failed] == ["the GPU's memory is full"] * 3
+    assert len(attacks.verdicts) == 3
+    surface = section_of("cifar100-surface", in_all_states.base, tmp_path)
+    own = next(table for table in surface.tables if table.caption == f"Bernoulli R-TRL: accuracy in %, {MINI}")
+    assert [[cell.state for cell in row[2:]] for row in own.rows] == [["ours", "ours"], ["ours", "not run"]]
+
+
+def test_a_synthetic_record_of_an_edited_recipe_is_stale(copied, edit, tmp_path):
+    base = copied("synthetic-cp")
+    edit("synthetic-cp/white", 'inputs = "white"', 'inputs = "white"\nbatch = 25')
+    section = section_of("synthetic-cp", base, tmp_path)
+    assert "stale" in {cell.state for row in section.tables[1].rows for cell in row}
+
+
+def test_a_damaged_synthetic_record_is_shown_as_such(copied, tmp_path):
+    base = copied("synthetic-cp")
+    (base / "synthetic-cp" / "white.json").write_text("{", "utf-8")
+    section = section_of("synthetic-cp", base, tmp_path)
+    assert "damaged" in {cell.state for row in section.tables[1].rows for cell in row}
+
+
+def test_records_of_another_version_are_not_lost(copied):
+    base = copied("cifar100")
+    folder = base / "cifar100" / "fc-seed0"
+    said = json.loads((folder / "cell.json").read_text("utf-8"))
+    write_json(folder / "cell.json", said | {"format": FORMAT + 1})
+    (folder / "made-by-the-other-version").write_text("dear")
+    reproduce(base, "cifar100/fc")
+    assert list(base.rglob("made-by-the-other-version"))
+
+
+def test_the_table_is_that_of_the_seeds_that_were_run(tmp_path):
+    result = runner.invoke(
+        cli.app, ["reproduce", "cifar100/fc", "--seed", "5", "--out", str(tmp_path), "--device", "cpu"]
+    )
+    assert "now 2 done" in result.output
+    table = (tmp_path / "cifar100" / "table.md").read_text("utf-8")
+    row = next(line for line in table.splitlines() if line.startswith("| FC "))
+    assert row.count("not run") == 1  # the full size only
+
+
+# From records to numbers.
+
+
+def test_several_seeds_have_students_interval(everything, tmp_path):
+    section = section_of("cifar100", everything.base, tmp_path)
+    for recipe in load_recipes("cifar100", "quick"):
+        cells = expand(recipe, "quick")
+        values = [find_cell(cell, everything.base).result["test"]["accuracy"] for cell in cells]
+        low, high = seed_interval(values)
+        shown = cell_at(section, recipe.row, MINI)
+        assert shown.text == f"{sum(values) / 2:.2f} ± {(high - low) / 2:.2f} (2)"
+        assert f"95 % interval {low:.2f} to {high:.2f}" in shown.detail
+        assert f"2 seeds: {values[0]:.2f}, {values[1]:.2f}" in shown.detail
+
+
+def test_only_seeds_that_are_there_are_counted(tmp_path):
+    cells = expand(load_recipes("cifar100", "paper")[0], "paper")
+    for cell, accuracy in zip(cells[:2], (75.0, 77.0), strict=True):
+        forge(cell, tmp_path, {"test": {"accuracy": accuracy}}, examples=10_000)
+    section = section_of("cifar100", tmp_path, tmp_path, "paper")
+    assert cell_at(section, "FC", FULL).text == "76.00 ± 12.71 (2)"
+    forge(cells[2], tmp_path, {"test": {"accuracy": 76.0}}, examples=10_000)
+    section = section_of("cifar100", tmp_path, tmp_path, "paper")
+    assert cell_at(section, "FC", FULL).text == "76.00 ± 2.48 (3)"
+    assert cell_at(section, "FC", MINI).state == "not run"
+    assert section.label == ""
+
+
+def test_one_seed_has_wilsons_interval(everything, tmp_path):
+    section = section_of("imagenet", everything.base, tmp_path)
+    for recipe in load_recipes("imagenet", "quick"):
+        [cell] = expand(recipe, "quick")
+        found = find_cell(cell, everything.base)
+        for metric, head in (("accuracy", "accuracy, %"), ("top5", "top-5, %")):
+            value = found.result["test"][metric]
+            low, high = (100 * end for end in proportion_interval(round(value / 100 * 360), 360))
+            shown = cell_at(section, recipe.row, f"{head}, {MINI}")
+            assert shown.text == f"{value:.2f} [{low:.1f}, {high:.1f}]"
+            assert "one seed, 360 test images" in shown.detail
+
+
+def test_one_seed_without_a_count_and_an_error_have_none():
+    assert show_number([2.5], "mae", 30).text == "2.50 (1)"
+    assert show_number([75.0], "accuracy", None).text == "75.00 (1)"
+    assert show_number([100.0], "accuracy", 10).text == "100.00 [72.2, 100.0]"
+
+
+def test_rows_and_columns_are_those_of_the_paper(everything, tmp_path):
+    for name in ("imagenet", "mri", "cifar100"):
+        [table] = section_of(name, everything.base, tmp_path).tables
+        listed = load_recipes(name, "paper")
+        assert [row[0].text for row in table.rows] == [recipe.row for recipe in listed]
+        for row, recipe in zip(table.rows, listed, strict=True):
+            assert [float(cell.text) for cell in row if cell.state == "paper"] == list(recipe.printed.values())
+        for group in range(1, len(table.columns), 3):  # the paper's number, then ours
+            assert [head.rpartition(", ")[2] for head in table.columns[group : group + 3]] == [
+                "paper",
+                "full size",
+                "miniature",
+            ]
+    assert [row[0].text for row in table.rows] == [
+        "FC",
+        "FC + dropout",
+        "Tucker",
+        "CP",
+        "Randomized Tucker",
+        "Randomized CP",
+    ]
+
+
+def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everything, tmp_path):
+    section = section_of("imagenet-attacks", everything.base, tmp_path)
+    for table, cell in zip(section.tables, list_cells("imagenet-attacks"), strict=True):
+        found = find_cell(cell, everything.base)
+        outcomes = Outcomes(found.folder / "outcomes.npz", found.evaluation["identity"])
+        ours = {row[0].text: row[2:] for row in table.rows if row[1].text == MINI}
+        assert list(ours) == ["FGSM", "BIM", "PGD", "adaptive ensemble"]
+        for attack in ("fgsm", "bim", "pgd"):
+            for shown, radius in zip(ours[attack.upper()], ("2/255", "8/255", "16/255"), strict=True):
+                outcome = outcomes[f"paper/{attack}/{radius}"]
+                low, high = metric_interval(outcome)
+                right = (outcome["predicted"] == outcome["target"]).mean()
+                assert shown.text == f"{100 * right:.1f}"
+                assert shown.detail == f"95 % interval {low:.1f} to {high:.1f} over images"
+        for worst, paper_s in zip(ours["adaptive ensemble"], ours["PGD"], strict=True):
+            assert worst.state == paper_s.state == "ours"
+        printed = [row for row in table.rows if row[1].text == "paper"]
+        assert [row[0].text for row in printed] == ["FGSM", "BIM", "PGD"]
+        assert all(cell.state == "paper" for row in printed for cell in row[2:])
+
+
+def test_noise_of_one_run_has_the_records_interval_of_several_students(everything, tmp_path):
+    section = section_of("mri-noise", everything.base, tmp_path)
+    own = section.tables[1]
+    for row, cell in zip(own.rows, list_cells("mri-noise"), strict=True):
+        summary = find_cell(cell, everything.base).evaluation["summary"]
+        measured = [summary["clean"], *summary["noise"]]
+        assert [shown.text for shown in row[1:]] == [f"{each['mae']:.2f}" for each in measured]
+        for shown, each in zip(row[1:], measured, strict=True):
+            assert shown.detail == f"95 % interval {each['low']:.2f} to {each['high']:.2f}, 1 run"
+    cells = expand(load_recipes("mri-noise", "paper")[0], "paper")
+    values = ((3.0, 6.0), (4.0, 7.0), (5.0, 11.0))
+    for cell, (clean, noisy) in zip(cells, values, strict=True):
+        ends = {"low": 0.0, "high": 1.0}
+        row = {"corruption": "gaussian", "level": 4.0, "mae": noisy, **ends}
+        other = {"corruption": "blur", "level": 4.0, "mae": 99.0, **ends}
+        forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": clean, **ends}, "noise": [row, other]}})
+    table = section_of("mri-noise", tmp_path, tmp_path / "figures", "paper").tables[0]
+    assert table.columns == ["head", "clean", "SNR 4"]
+    shown = table.rows[0]
+    assert [cell.text for cell in shown] == ["FC", "4.00", "8.00"]
+    for cell, column in zip(shown[1:], zip(*values, strict=True), strict=True):
+        low, high = seed_interval(column)
+        assert cell.detail == f"95 % interval {low:.2f} to {high:.2f}, 3 runs"
+
+
+def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):
+    section = section_of("cifar100-surface", everything.base, tmp_path)
+    own = [table for table in section.tables if table.caption.endswith(MINI)]
+    for table, recipe in zip(own, load_recipes("cifar100-surface", "quick"), strict=True):
+        assert table.caption.startswith(recipe.row)
+        assert table.columns == ["rank", "compression ratio", "θ = 1", "θ = 0.6"]
+        shown = {row[0].text: row[1].text for row in table.rows}
+        for cell in expand(recipe, "quick"):
+            rank = cell.point["net.rank"]
+            head = build_head("rtrl-tucker", (64, 2, 2), 10, rank=rank)
+            size = sum(p.numel() for name, p in head.named_parameters() if name != "bias")
+            assert head.compression_ratio == pytest.approx(64 * 2 * 2 * 10 / size)
+            assert find_cell(cell, everything.base).result["compression_ratio"] == head.compression_ratio
+            assert shown["×".join(map(str, rank))] == f"{head.compression_ratio:.1f}"
+    full = [table for table in section.tables if table.caption.endswith(FULL)]
+    assert [len(table.rows) for table in full] == [5, 5]
+    assert {cell.state for table in full for row in table.rows for cell in row[2:]} == {"not run"}
+
+
+def test_each_environment_is_listed_once(everything, tmp_path):
+    cells = expand(load_recipes("cifar100", "paper")[0], "paper")
+    versions = {"tensor_dropout": "1.0", "torch": "2.9", "python": "3.12", "cpu_count": 16, "command": "x"}
+    machines = [versions | {"gpu": "H200"}, versions | {"gpu": "H200", "command": "y"}, versions]
+    for cell, environment in zip(cells, machines, strict=True):
+        forge(cell, tmp_path, {"test": {"accuracy": 75.0}}, environment)
+        path = tmp_path / cell.experiment / cell.slug / "run.json"
+        write_json(path, {"environment": environment, "data": {}})
+    (tmp_path / "cifar100" / "fc-seed9").mkdir()
+    (tmp_path / "cifar100" / "fc-seed9" / "run.json").write_text("{", "utf-8")  # damaged: left out
+    report = collect({"paper": tmp_path}, tmp_path / "figures")
+    said = "tensor-dropout 1.0, torch 2.9, Python 3.12"
+    assert report.environment == [(FULL, f"H200; {said}"), (FULL, f"16 CPU cores; {said}")]
+    page = (everything.base / "report" / "report.md").read_text("utf-8")
+    [own] = [line for line in page.splitlines() if line.startswith(f"- {MINI}: ")]
+    assert f"torch {torch.__version__}" in own
