@@ -28,8 +28,12 @@ lint: $(VENV)/.ready-test ## ruff and mypy alone
 	$(BIN)/mypy
 
 demo: $(VENV)/.ready-all ## every table and figure of the paper in miniature, and the report: an HTML page in out/report
-	$(BIN)/tensor-dropout reproduce all --preset quick --workers 2 --out out/reproduce/quick
+	OMP_NUM_THREADS=1 $(BIN)/tensor-dropout reproduce all --preset quick --workers 2 --out out/reproduce/quick
 	$(BIN)/tensor-dropout report --quick out/reproduce/quick --full results --out out/report
+
+docs: $(VENV)/.ready-docs ## build the documentation site
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs out/docs/html
+	@echo out/docs/html/index.html
 
 bench: $(VENV)/.ready-all ## time and memory of the exact moments; error of the closed-form cross-entropies
 	$(BIN)/python benchmarks/moments.py

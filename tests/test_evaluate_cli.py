@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import time
@@ -55,7 +56,7 @@ def fail(*arguments):
     assert isinstance(result.exception, SystemExit), repr(result.exception)
     assert result.exit_code == 1, result.output
     assert "Traceback" not in result.output
-    line = result.output.rstrip("\n")
+    line = re.sub(r"^Going on: .*\n", "", result.output).rstrip("\n")
     assert "\n" not in line
     assert line.startswith("Error: ")
     return line

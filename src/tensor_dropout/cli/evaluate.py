@@ -25,7 +25,7 @@ def evaluate(
     epsilon: Annotated[
         list[str] | None,
         typer.Option(
-            help="A radius of the adaptive protocol, as a share of the input range; may be repeated.",
+            help="A radius of both protocols, as a share of the input range; may be repeated.",
             show_default="2/255, 8/255, 16/255",
         ),
     ] = None,
@@ -63,7 +63,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of the examples, starts, noise and draws.")] = 0,
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The folder for results.", show_default="RUN/evaluation")
+        Path | None, typer.Option(file_okay=False, help="The folder for results.", show_default="RUN/evaluation[-MODE]")
     ] = None,
 ) -> None:
     """Attack a trained network, add noise to its inputs, and say whether its robustness is real.

@@ -131,7 +131,8 @@ def _build_scores(experiment: str, bases: Bases, figures: Path) -> Section:
         rows.append(row)
     note = (
         "Several seeds: mean ± half of the 95 % interval (Student's t), and the number of seeds in brackets. One seed: "
-        "the 95 % interval over test images (Wilson), for accuracies."
+        "the 95 % interval over test images (Wilson), for accuracies. Miniatures are of other data: compare their rows "
+        "with each other, never with the paper's."
     )
     return _open(experiment, bases, tables=[Table(describe_experiment(experiment)["title"], columns, rows, note)])
 

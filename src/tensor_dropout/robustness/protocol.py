@@ -144,10 +144,11 @@ def plan_attacks(
             attack = pgd(radius, steps=steps, norm=norm, loss=name, seed=seed)
             parts.append(AttackPart(f"adaptive/{kind}/{budget.label}", attack, radius))
         if budget.label == main:
-            short = pgd(radius, steps=10, norm=norm, loss=loss, seed=seed)
+            short = pgd(radius, steps=max(steps // 5, 1), norm=norm, loss=loss, seed=seed)
             usually = pgd(radius, steps=steps, norm=norm, loss=loss, seed=seed)
             parts.append(AttackPart(f"adaptive/fgsm/{main}", fgsm(radius, norm=norm, loss=loss), radius))
-            parts.append(AttackPart(f"adaptive/{usual}-10/{main}", short, radius))
+            if short.steps < steps:
+                parts.append(AttackPart(f"adaptive/{usual}-few/{main}", short, radius))
             if randomized:
                 parts.append(AttackPart(f"adaptive/{usual}-single/{main}", usually, radius, averaged=False))
     for budget in budgets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -102,6 +103,8 @@ def evaluate_run(
         "twin": _fingerprint(twin) if twin is not None else f"trained, {settings.twin_epochs} epochs",
     }
     outcomes = Outcomes(folder / "outcomes.npz", identity)
+    if outcomes.names():
+        print(f"Going on: {len(outcomes.names())} parts in {folder} are done.", file=sys.stderr)
     source = None
     if twin is not None:
         source = build_target(_load_network(twin, data, where), data, scale, batch=batch)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from tensor_dropout.figures import draw_figure, save_figure
 from tensor_dropout.robustness.measures import reliability, risk_coverage, score_images
@@ -169,7 +169,7 @@ def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Pa
         return save_figure(figure, stem)
 
 
-_HELPERS = {("adaptive", "fgsm"), ("adaptive", "pgd-ce-10"), ("adaptive", "pgd-absolute-10")}
+_HELPERS = {("adaptive", "fgsm"), ("adaptive", "pgd-ce-few"), ("adaptive", "pgd-absolute-few")}
 _MARKERS = {"fgsm": "o", "bim": "s", "pgd": "^", "pgd-ce": "v", "pgd-margin": "P", "pgd-absolute": "v"}
 
 
@@ -250,10 +250,14 @@ def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequ
     """What several evaluations say about their own errors, condition by condition."""
     metric = "mae" if "mae" in tables[0][0] else "accuracy"
     keys = [key for key in UNCERTAINTY if any(key in row for rows in tables for row in rows)]
-    table = Table("noise", "level", "evaluation", metric, *keys, title="uncertainty, clean and under noise")
+    letters = [chr(ord("A") + k) for k in range(len(names))]
+    title = "uncertainty, clean and under noise\n" + "\n".join(
+        f"{letter} = {escape(name)}" for letter, name in zip(letters, names, strict=True)
+    )
+    table = Table("noise", "level", "", metric, *keys, title=title)
     for rows in zip(*tables, strict=True):
-        for name, row in zip(names, rows, strict=True):
-            table.add_row(*_name_noise(row), escape(name), _with_interval(row, metric), *_show(row, keys))
+        for letter, row in zip(letters, rows, strict=True):
+            table.add_row(*_name_noise(row), letter, _with_interval(row, metric), *_show(row, keys))
         table.add_section()
     console.print(table)
 
@@ -261,7 +265,7 @@ def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequ
 def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], console: Console) -> None:
     """Two evaluations of the same examples, part by part; their names are A and B in the table."""
     title = f"A = {escape(names[0])}\nB = {escape(names[1])}\npaired, example by example"
-    table = Table("part", "A", "B", "A − B", "95 % interval", "p", title=title)
+    table = Table(Column("part", overflow="fold", min_width=24), "A", "B", "A − B", "95 % interval", "p", title=title)
     for row in rows:
         table.add_row(
             row["part"] + (f" ({row['draws']} draws)" if row["draws"] > 1 else ""),
@@ -272,3 +276,8 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], 
             "" if row["p_value"] is None else f"{row['p_value']:.3g}",
         )
     console.print(table)
+    console.print(
+        "p: McNemar's exact test, or a sign-flip test for numbers; not adjusted for the number of rows. Several draws "
+        "of a noise have an interval only. Parts that one of the two lacks, or has with other settings, are left out.",
+        highlight=False,
+    )
