@@ -23,6 +23,7 @@ from tensor_dropout import cli
 from tensor_dropout.cli.predict import format_uncertain
 from tensor_dropout.data import load_data
 from tensor_dropout.training.config import resolve_config
+from tensor_dropout.training.runs import list_runs
 from tensor_dropout.training.sampling import Feed, Sampler
 from training_runs import read_metrics, read_weights, run_forked
 
@@ -475,3 +476,15 @@ def test_ixi_trains_and_predicts(tmp_path):
         (predicted,) = csv.DictReader(file)
     assert float(predicted["age"]) == pytest.approx(float(row["predicted"]), abs=0.2)
     assert float(predicted["age_std"]) > 0
+
+
+def test_ls_leaves_out_what_cannot_be_read(digits, tmp_path):
+    for name, text in {"cut": '{"settings": {', "empty": "{}", "list": "[]"}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text, "utf-8")
+    (tmp_path / "whole").mkdir()
+    for name in ("run.json", "result.json"):
+        (tmp_path / "whole" / name).write_bytes((digits[0] / name).read_bytes())
+    assert [row["folder"] for row in list_runs(tmp_path)] == [str(tmp_path / "whole")]
+    (tmp_path / "whole" / "result.json").write_text('{"task"', "utf-8")
+    assert list_runs(tmp_path) == []

@@ -184,28 +184,29 @@ def splits(data: Data) -> dict[str, Split]:
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:
-    """What every run under a folder is and how far it came, for ``tensor-dropout ls``."""
+    """What every readable run under a folder is and how far it came, for ``tensor-dropout ls``."""
     rows = []
     for record_path in sorted(root.rglob("run.json")):
-        folder = RunFolder(record_path.parent)
         try:
-            record = json.loads(record_path.read_text(encoding="utf-8"))
-            settings, data = record["settings"], record["data"]
-        except (ValueError, KeyError, TypeError):
+            rows.append(_describe_run(RunFolder(record_path.parent)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-        lines, result = folder.metrics(), folder.result()
-        metric = MAIN_METRIC[result["task"]] if result else None
-        rows.append(
-            {
-                "folder": str(folder.path),
-                "data": data["name"] + (" (simulated)" if data["simulated"] else ""),
-                "net": settings["net.name"],
-                "head": settings["net.head"],
-                "seed": settings["run.seed"],
-                "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
-                "state": "done" if result else "interrupted" if list_checkpoints(folder.path) else "begun",
-                "metric": metric,
-                "test": None if result is None else result.get("test", {}).get(metric),
-            }
-        )
     return rows
+
+
+def _describe_run(folder: RunFolder) -> dict[str, Any]:
+    record = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
+    settings, data = record["settings"], record["data"]
+    lines, result = folder.metrics(), folder.result()
+    metric = MAIN_METRIC[result["task"]] if result else None
+    return {
+        "folder": str(folder.path),
+        "data": data["name"] + (" (simulated)" if data["simulated"] else ""),
+        "net": settings["net.name"],
+        "head": settings["net.head"],
+        "seed": settings["run.seed"],
+        "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
+        "state": "done" if result else "interrupted" if list_checkpoints(folder.path) else "begun",
+        "metric": metric,
+        "test": None if result is None else result.get("test", {}).get(metric),
+    }
