@@ -165,7 +165,7 @@ def test_randomness():
 def test_a_masked_network_is_called_that_with_its_numbers():
     damage = dict.fromkeys(("pgd-margin/8/255", "apgd-dlr/8/255", "apgd-targeted/8/255"), 95)
     verdict = audit(evidence(**damage)).verdict
-    assert verdict.startswith("GRADIENT MASKING: 1 of the 9 rules that were tried are broken (losses).")
+    assert verdict.startswith("GRADIENT MASKING: 1 of the 9 rules that were tried is broken (losses).")
     assert "leave 45.0 % accuracy, the adaptive ensemble 5.0 %: the difference of 40.0 points is not robust" in verdict
 
 

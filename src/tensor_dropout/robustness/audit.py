@@ -304,7 +304,8 @@ def _conclude(evidence: Evidence, broken: list[Check], checks: tuple[Check, ...]
     tried = sum(check.passed is not None for check in checks)
     if broken:
         names = ", ".join(check.name for check in broken)
-        sentences.append(f"GRADIENT MASKING: {len(broken)} of the {tried} rules that were tried are broken ({names}).")
+        number = f"{len(broken)} of the {tried} rules that were tried {'is' if len(broken) == 1 else 'are'} broken"
+        sentences.append(f"GRADIENT MASKING: {number} ({names}).")
     else:
         sentences.append(f"No sign of gradient masking: all {tried} rules that were tried hold.")
     if adaptive is not None:
