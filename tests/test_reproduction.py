@@ -637,6 +637,7 @@ def test_slurm_is_asked_for_by_a_flag(tmp_path, engine):
     assert result.exit_code == 0, result.output
     assert engine.cluster == "slurm"
     assert engine.parameters["slurm_partition"] == "gpu"
+    assert engine.parameters["timeout_min"] >= 24 * 60  # submitit's own limit is 5 minutes
     assert len(engine.jobs) == 2
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import torch
+
 from tensor_dropout.data.base import import_extra
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments.cells import Place, find_cell, run_cell
@@ -66,9 +68,7 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
             return
         submitit = import_extra("submitit", "cli", "reproduce")
         executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
-        executor.update_parameters(
-            name="tensor-dropout", **(_local_resources() if cluster == "local" else {}), **resources
-        )
+        executor.update_parameters(name="tensor-dropout", **(_choose_resources(cluster) | resources))
         jobs = [executor.submit(run_units, share, place) for share in deal(units, workers)]
         try:
             _wait(jobs, cells, place, advance)
@@ -96,10 +96,10 @@ def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> Non
         time.sleep(0.5)
 
 
-def _local_resources() -> dict[str, Any]:
-    """All local jobs may see the GPU: several small runs share it."""
-    import torch
-
+def _choose_resources(cluster: str) -> dict[str, Any]:
+    """A day and a GPU for a SLURM job (submitit's own limit is 5 minutes); local jobs share the GPU that there is."""
+    if cluster == "slurm":
+        return {"timeout_min": 24 * 60, "gpus_per_node": 1, "cpus_per_task": 8}
     return {"timeout_min": 7 * 24 * 60, "gpus_per_node": 1 if torch.cuda.is_available() else 0}
 
 
