@@ -8,6 +8,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 import pytest
 import torch
 
+if not torch.cuda.is_available():  # before anything imports Triton: test_kernels.py runs the kernels in its interpreter
+    os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
 
 

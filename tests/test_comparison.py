@@ -80,7 +80,7 @@ def saved_bytes(layer: nn.Module) -> int:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the largest tensor that any operation returns."""
+    """Notes the largest tensor that any operation returns, by what it holds in memory (an expanded view: once)."""
 
     size = 0
 
@@ -88,7 +88,7 @@ class LargestTensor(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for tensor in result if isinstance(result, tuple | list) else (result,):
             if isinstance(tensor, Tensor):
-                self.size = max(self.size, tensor.numel())
+                self.size = max(self.size, tensor.untyped_storage().nbytes() // tensor.itemsize)
         return result
 
 

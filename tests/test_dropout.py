@@ -221,3 +221,67 @@ def test_config_makes_an_equal_module(options):
     assert again.config() == dropout.config()
     assert repr(again) == repr(dropout)
     assert torch.equal(again.theta, dropout.theta)
+
+
+# One draw for all axes.
+
+INDEPENDENT = {
+    "bernoulli": ("bernoulli", 0, True),
+    "gaussian": ("gaussian", 0, True),
+    "bernoulli with min_rank": ("bernoulli", 1, False),
+    "replacement": ("replacement", 0, False),
+    "nested": ("nested", 0, False),
+}
+
+
+@pytest.mark.parametrize(("law", "min_rank", "at_once"), INDEPENDENT.values(), ids=INDEPENDENT.keys())
+@pytest.mark.parametrize("batch", [None, 5])
+def test_laws_of_independent_entries_are_drawn_once_for_all_axes(monkeypatch, law, min_rank, at_once, batch):
+    layer = make_layer("tucker", law=law, min_rank=min_rank, theta=0.6, dtype=torch.float64)
+    draw, shapes = type(layer.dropout.law).draw, []
+
+    def spy(self, shape, theta, *, device):
+        shapes.append(tuple(shape))
+        return draw(self, shape, theta, device=device)
+
+    monkeypatch.setattr(type(layer.dropout.law), "draw", spy)
+    masks = layer.draw_masks(batch)
+    front = () if batch is None else (batch,)
+    assert [tuple(mask.shape) for mask in masks] == [(*front, R) for R in layer.rank]
+    assert shapes == ([(*front, sum(layer.rank))] if at_once else [(*front, R) for R in layer.rank])
+
+
+@pytest.mark.parametrize("law", ["bernoulli", "gaussian"])
+def test_masks_of_several_axes_drawn_at_once_are_independent(law):
+    layer = make_layer("tucker", law=law, theta=0.6, dtype=torch.float64)
+    masks = torch.cat(layer.draw_masks(20000), 1)
+    covariance = torch.eye(masks.shape[1], dtype=torch.float64) * (1 - 0.6) / 0.6
+    torch.testing.assert_close(masks.mean(0), torch.ones_like(masks[0]), rtol=0, atol=0.03)
+    torch.testing.assert_close(masks.T.cov(), covariance, rtol=0, atol=0.06)
+
+
+@pytest.mark.parametrize(("law", "min_rank", "at_once"), INDEPENDENT.values(), ids=INDEPENDENT.keys())
+@pytest.mark.parametrize("batch", [None, 5])
+def test_masks_in_float32_are_those_in_float64(law, min_rank, at_once, batch):
+    drawn = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(3)
+        drawn.append(make_layer("tucker", law=law, min_rank=min_rank, theta=0.6, dtype=dtype).dropout)
+        torch.manual_seed(4)
+        drawn[-1] = drawn[-1].draw((4, 3, 5), (0, 2), batch, torch.empty(0, dtype=dtype))
+    for single, double in zip(*drawn, strict=True):
+        assert (single is None) == (double is None)
+        if single is not None:
+            assert single.dtype == torch.float32
+            torch.testing.assert_close(single.double(), double, rtol=1e-7, atol=0)
+
+
+def test_a_law_that_inherits_is_drawn_axis_by_axis_until_it_says_otherwise():
+    class Paired(td.layers.laws.Bernoulli):
+        def draw(self, shape, theta, *, device):
+            return super().draw((*shape[:-1], 1), theta, device=device).expand(shape).clone()
+
+    layer = make_layer("tucker", law=Paired(), theta=0.5)
+    assert all((mask == mask[:, :1]).all() for mask in layer.draw_masks(50))
+    first, second = layer.draw_masks(200)[:2]
+    assert (first[:, 0] != second[:, 0]).any()

@@ -1,12 +1,16 @@
 """Memory: the dense weight is never formed, neither on the way nor among the tensors kept for backward."""
 
+from math import prod
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import tensor_dropout as td
 from layers_under_test import every_combination, make_input, make_layer
+from tensor_dropout.layers.plan import FEW_OUTPUTS
 
 FEATURES = (512, 7, 7)
 HEAD_RANKS = {"tucker": (64, 7, 7, 64), "cp": 64, "tt": (64, 64, 64)}
@@ -63,6 +67,53 @@ def test_the_largest_tensor_of_a_dense_layer_is_found():
 def test_cp_head_keeps_less_than_two_mebibytes(per_sample):
     layer = make_head("cp", 1000, per_sample=per_sample)
     assert saved_bytes(layer, make_input(layer, BATCH).requires_grad_()) < 2 * MIB
+
+
+HEADS = {
+    "small image": ((512, 4, 4), 100, (256, 3, 3, 96), 200),
+    "image": ((2048, 7, 7), 1000, (256, 3, 3, 256), 200),
+    "volume": ((512, 6, 7, 6), 1, (128, 6, 7, 6, 1), 48),
+    "video": ((512, 4, 7, 7), 400, (256, 2, 3, 3, 128), 200),
+}
+every_head = pytest.mark.parametrize("head", HEADS)
+every_mask = pytest.mark.parametrize("dropout", [None, False, True], ids=["plain", "per-batch", "per-sample"])
+
+
+def kept_activations(layer, x):
+    """The numbers that one forward pass keeps for backward besides the input and the parameters."""
+    saved, known = [], {tensor.untyped_storage().data_ptr() for tensor in (x, *layer.parameters())}
+    with saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
+        layer(x)
+    return count_bytes([tensor for tensor in saved if tensor.untyped_storage().data_ptr() not in known]) // 4
+
+
+def make_dropout(per_sample):
+    return None if per_sample is None else td.TensorDropout(0.8, per_sample=per_sample)
+
+
+@every_head
+@every_mask
+def test_tucker_keeps_one_tensor_of_channels_and_what_lives_in_rank_space(head, dropout):
+    input_shape, n_outputs, rank, _ = HEADS[head]
+    layer = td.TuckerRegression(input_shape, n_outputs, rank, dropout=make_dropout(dropout))
+    joint = prod(rank[1:-1])
+    in_rank_space = prod(rank[:-1]) + rank[-1]
+    masks = 0 if dropout is None else sum(rank) + prod(rank[:-1])  # what is drawn and, per sample, their joint mask
+    merged = 2 * prod(input_shape[1:]) * joint  # the Kronecker product of the spatial factors, and on the way to it
+    limit = BATCH * (input_shape[0] * joint + in_rank_space + masks) + merged
+    assert kept_activations(layer, make_input(layer, BATCH).requires_grad_()) <= limit
+
+
+@every_head
+@every_mask
+def test_cp_keeps_the_projected_channels_and_what_lives_in_rank_space(head, dropout):
+    input_shape, n_outputs, _, rank = HEADS[head]
+    layer = td.CPRegression(input_shape, n_outputs, rank, dropout=make_dropout(dropout))
+    space = prod(input_shape[1:])
+    limit = BATCH * (space * rank + 2 * rank) + 2 * space * rank
+    if n_outputs <= FEW_OUTPUTS:  # the weight is formed
+        limit = max(limit, input_shape[0] * space * n_outputs + 3 * space * rank)
+    assert kept_activations(layer, make_input(layer, BATCH).requires_grad_()) <= limit
 
 
 @every_combination

@@ -5,6 +5,7 @@
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load, save
+from tensor_dropout.kernels.dispatch import without_kernels
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.laws import ExchangeableLaw, Law, register_law
@@ -47,4 +48,5 @@ __all__ = [
     "save",
     "tensorize_",
     "truncate_",
+    "without_kernels",
 ]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
-from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.emission import emit
 from tensor_dropout.layers.laws import Bernoulli, precise
 from tensor_dropout.layers.moments import Moments
@@ -87,10 +86,9 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             f"expected_mse: the paper's regularizer is printed for masks on all modes, got modes={dropout.modes!r} "
             f"with rank {layer.rank}; use regularizer='exact'"
         )
-    nothing: Masks = [None] * len(layer.operands())
     keep = precise(dropout.theta) ** exponent  # 0-d: it does not promote the products below
-    mean = keep * contract(x, layer.operands(), nothing, layer._plan)
-    squares = contract(x.square(), [operand.square() for operand in layer.operands()], nothing, layer._plan)
+    mean = keep * contract(x, layer.operands(), [], layer._plan)
+    squares = contract(x.square(), [operand.square() for operand in layer.operands()], [], layer._plan)
     return Moments(mean if layer.bias is None else mean + layer.bias, keep * (1 - keep) * squares)
 
 
@@ -154,5 +152,10 @@ def _check_finite(where: str, **tensors: Tensor) -> None:
     if torch.compiler.is_compiling():
         return
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        if tensor.is_floating_point() and tensor.numel() and not _is_finite(tensor.detach()):
             raise TensorDropoutError(f"{where}: {name} contains NaN or infinity; clean the data first")
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Whether all entries are finite, in one pass: NaN and infinities reach the smallest or the largest entry."""
+    return bool(torch.isfinite(torch.stack(tensor.aminmax())).all())

@@ -44,6 +44,8 @@ class CPRegression(TensorRegression):
         (200, 6.61)
     """
 
+    _kernel = "cp"
+
     @property
     def rank(self) -> int:
         """The one shared rank."""

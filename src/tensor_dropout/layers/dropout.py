@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.laws import Law, law_name, resolve_law
+from tensor_dropout.layers.laws import ExchangeableLaw, Law, law_name, resolve_law
 
 Masks = list[Tensor | None]
 """One entry per rank axis: None (not masked), ``(R,)`` for the whole batch, or ``(B, R)`` for each sample."""
@@ -142,9 +142,15 @@ class TensorDropout(nn.Module):
 
         def scaled(R: int) -> Tensor:
             shape = (R,) if batch is None else (batch, R)
+            if isinstance(self.law, ExchangeableLaw) and self.scaling == "inverted" and like.dtype != torch.float64:
+                return self.law.draw_inverted(shape, self.theta, device=like.device)
             return self.scale(self.law.draw(shape, self.theta, device=like.device))
 
-        return self._fill(ranks, axes, scaled, like)
+        if not axes or not getattr(self.law, "independent", False):
+            return self._fill(ranks, axes, scaled, like)
+        sizes = [ranks[k] for k in axes]
+        parts = iter(scaled(sum(sizes)).split(sizes, -1))  # all entries are alike: one draw for all axes
+        return self._fill(ranks, axes, lambda R: next(parts), like)
 
     def scale(self, mask: Tensor) -> Tensor:
         """``c / E[c]`` for inverted scaling, ``c`` itself for the paper's; the rank axis is the last."""

@@ -233,7 +233,7 @@ def tucker_moments(
     joint = sizes.numel() // sizes[largest]
     paired = joint <= PAIRS_UP_TO and masks[largest].alike is not None and out.alike is not None
     if paired and not covariance:
-        return _tucker_by_pairs(P, core, V, masks, out, largest, block)
+        return _tucker_by_pairs(P, core, V, masks, out, largest)
     weighted = reduce(lambda t, n: multiply_along(t, masks[n].mean, n + 1), range(len(masks)), P)
     mean = ((weighted.flatten(1) @ core.flatten(0, -2)) * out.mean) @ V.mT
 
@@ -303,7 +303,7 @@ def over_mask(
 
 
 def _tucker_by_pairs(
-    P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments, largest: int, block: int
+    P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments, largest: int
 ) -> ExactMoments:
     """The same with matrix products only: the largest mode r exchangeable, the others joined to one small mode p.
 
@@ -321,8 +321,9 @@ def _tucker_by_pairs(
     v, e = largest_alike
     m = masks[largest].mean[0]
     spread = e * S_joint + m * m * C_joint
-    pairs = torch.triu_indices(len(P), len(P), device=P.device)
-    weights = torch.where(pairs[0] == pairs[1], 1.0, 2.0).to(P.dtype) * S_joint[pairs[0], pairs[1]] * v
+    pairs = [(p, q) for p in range(len(P)) for q in range(p, len(P))]
+    p, q = torch.triu_indices(len(P), len(P), device=P.device)
+    weights = torch.where(p == q, 1.0, 2.0).to(P.dtype) * S_joint[p, q] * v
 
     def over_inputs(H: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance over the input masks of Σ P H, for each column of H: (T, R, K) -> (B, K)."""
@@ -331,10 +332,9 @@ def _tucker_by_pairs(
         variance = (torch.einsum("ts,sbk->tbk", spread, sums) * sums).sum(0)
         if not masks[largest].dropped:
             return mean, variance
-        at_once = max(1, block // (H.shape[1] * max(H.shape[2], P.shape[1])))
-        for (p, q), weight in zip(pairs.split(at_once, 1), weights.split(at_once), strict=True):
-            products = P[p] * P[q] * weight[:, None, None]
-            variance = variance + (products @ (H[p] * H[q])).sum(0)
+        rows, columns = P.unbind(), H.unbind()  # indexing instead would scatter the gradient, number by number
+        for (p, q), weight in zip(pairs, weights.unbind(), strict=True):
+            variance = variance + (rows[p] * rows[q] * weight) @ (columns[p] * columns[q])
         return mean, variance
 
     mean, variance = over_inputs(G @ V.mT)

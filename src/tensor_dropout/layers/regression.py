@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.kernels.dispatch import fused_head
 from tensor_dropout.layers.dropout import Masks, TensorDropout, as_dropout
 from tensor_dropout.layers.initialize import bias_bound
 from tensor_dropout.layers.moments import (
@@ -24,7 +25,7 @@ from tensor_dropout.layers.moments import (
     mask_moments,
     sampled_moments,
 )
-from tensor_dropout.layers.plan import INDICES, MAX_MODES, contract, plan_contraction
+from tensor_dropout.layers.plan import FEW_OUTPUTS, INDICES, MAX_MODES, apply_weight, contract, plan_contraction
 from tensor_dropout.layers.ranks import Rank, resolve_rank, resolve_shape
 
 
@@ -46,6 +47,8 @@ class TensorRegression(nn.Module, ABC):
     """
 
     bias: nn.Parameter | None
+    _kernel: Literal["tucker", "cp"] | None = None
+    """The fused head that computes this format on a GPU."""
 
     def __init__(
         self,
@@ -90,6 +93,10 @@ class TensorRegression(nn.Module, ABC):
         inputs, operands, outputs, ranks = self._indices()
         sizes = dict(zip(inputs + outputs + ranks, (*self.weight_shape, *self._ranks), strict=True))
         self._plan = plan_contraction(inputs, operands, outputs, ranks, sizes)
+        # Few outputs: W is formed, with the channels of the first operand in the place of a batch.
+        few = prod(self.output_shape) <= FEW_OUTPUTS
+        rest = (operands[0][1:], operands[1:], inputs[1:] + outputs, ranks, sizes, self.input_shape[0])
+        self._weight_plan = plan_contraction(*rest) if few else None
         n_projected, projected = self._projection()
         self._projection_plan = plan_contraction(inputs, operands[:n_projected], projected, "", sizes)
         self.reset_parameters()
@@ -177,7 +184,14 @@ class TensorRegression(nn.Module, ABC):
 
     def regress(self, x: Tensor, masks: Masks) -> Tensor:
         """``⟨x, W̃⟩ + b`` under given masks, one entry per rank axis: None, (R,), or (B, R) per sample."""
-        y = contract(x, self.operands(), masks, self._plan)
+        operands = self.operands()
+        if self._weight_plan is not None and not any(mask is not None and mask.ndim == 2 for mask in masks):
+            y = apply_weight(x, contract(operands[0], operands[1:], masks, self._weight_plan))
+        else:
+            fused = fused_head(self._kernel, x, operands, self.bias, masks)
+            if fused is not None:
+                return fused
+            y = contract(x, operands, masks, self._plan)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def moments(self, x: Tensor, *, covariance: bool = False, n_samples: int | None = None) -> Moments | SampledMoments:

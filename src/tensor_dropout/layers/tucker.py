@@ -45,6 +45,8 @@ class TuckerRegression(TensorRegression):
         2.26
     """
 
+    _kernel = "tucker"
+
     core: nn.Parameter
 
     def _full_ranks(self) -> tuple[int, ...]:
