@@ -35,7 +35,8 @@ docs: $(VENV)/.ready-docs ## build the documentation site
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs out/docs/html
 	@echo out/docs/html/index.html
 
-bench: $(VENV)/.ready-all ## time and memory of the exact moments; error of the closed-form cross-entropies
+bench: $(VENV)/.ready-test ## time and memory of the heads against others, and of the exact moments; error of the closed forms
+	$(BIN)/python benchmarks/heads.py --out out/bench
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/cross_entropy.py
 
