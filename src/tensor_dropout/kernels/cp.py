@@ -27,16 +27,17 @@ def cp_head(
 
     Args:
         x: (B, C, P): features, spatial modes joint; contiguous, or channels last.
-        factors: U0 (C, R), the spatial factors (P_n, R), V (O, R).
+        factors: U0 (C, R), the spatial factors (P_n, R), V (O, R); contiguous.
         bias: (O,).
         mask: None, (R,) or (B, R), in float32.
 
     Returns:
         The output (B, O), and what backward needs: A (B, P, R), a (B, R).
     """
-    A = channel_product(x, factors[0].to(x.dtype))
-    a = collect(A, fill_space(list(factors[1:-1]), []), mask)
-    return linear(a, plain(factors[-1].mT), bias, None), A, a
+    with torch.cuda.device_of(x):
+        A = channel_product(x, factors[0].to(x.dtype))
+        a = collect(A, fill_space(list(factors[1:-1]), []), mask)
+        return linear(a, plain(factors[-1].mT), bias, None), A, a
 
 
 @cp_head.register_fake
@@ -59,10 +60,11 @@ def cp_head_backward(
     """The gradients of x (empty if not wanted), the factors and the bias (empty if there is none)."""
     U0, V = factors[0], factors[-1]
     dbias = x.new_empty(0) if bias is None else torch.empty_like(bias)
-    da, dV = linear_backward(g, a, plain(V.mT), None if bias is None else dbias, mask)
-    dA, small = distribute(da, A, fill_space(list(factors[1:-1]), []))
-    dU0 = channel_gradient(x, dA).to(U0.dtype)
-    dx = spread_channels(dA, U0.to(x.dtype), x) if wants_x else x.new_empty(0)
+    with torch.cuda.device_of(x):
+        da, dV = linear_backward(g, a, plain(V.mT), None if bias is None else dbias, mask)
+        dA, small = distribute(da, A, fill_space(list(factors[1:-1]), []))
+        dU0 = channel_gradient(x, dA).to(U0.dtype)
+        dx = spread_channels(dA, U0.to(x.dtype), x) if wants_x else x.new_empty(0)
     return dx, [dU0, *small, dV.mT], dbias
 
 

@@ -80,20 +80,22 @@ def fused_head(
     """
     if kind is None or not _enabled or not HAS_TRITON or not x.is_cuda:
         return None
-    factors = list(operands[:-1] if kind == "tucker" else operands)
+    dense = [operand.contiguous() for operand in operands]
+    factors = dense[:-1] if kind == "tucker" else dense
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
     if not (_has_shape(kind, x, factors) and _is_plain_autograd(x, masks) and _wins(kind, dtype, x.device.index)):
         return None
     features = x.to(dtype).flatten(2)
     if not (features.is_contiguous() or features.mT.is_contiguous()):
         features = features.contiguous()
+    rows = [mask if mask is None or mask.stride(-1) == 1 else mask.contiguous() for mask in masks]
     if kind == "tucker":
         from tensor_dropout.kernels.tucker import tucker_head
 
-        return tucker_head(features, factors, operands[-1], bias, list(masks))[0]
+        return tucker_head(features, factors, dense[-1], bias, rows)[0]
     from tensor_dropout.kernels.cp import cp_head
 
-    return cp_head(features, factors, bias, masks[0])[0]
+    return cp_head(features, factors, bias, rows[0])[0]
 
 
 def _has_shape(kind: str, x: Tensor, factors: Sequence[Tensor]) -> bool:

@@ -36,7 +36,7 @@ def tucker_head(
 
     Args:
         x: (B, C, P): features, spatial modes joint; contiguous, or channels last.
-        factors: U0 (C, R0), the spatial factors (P_n, R_n), V (O, Q).
+        factors: U0 (C, R0), the spatial factors (P_n, R_n), V (O, Q); like the core contiguous.
         core: (R0, R_1, .., Q).
         bias: (O,).
         masks: for each rank axis None, (R,) or (B, R), in float32.
@@ -45,11 +45,12 @@ def tucker_head(
         The output (B, O), and what backward needs: Y (B, T, C), Z (B·T, R0), h (B, Q).
     """
     U0, V = factors[0], factors[-1]
-    Y = project(x, fill_space(list(factors[1:-1]), list(masks[1:-1])))
-    B, T, C = Y.shape
-    Z = linear(Y.view(B * T, C), plain(U0), None, masks[0], rows=T)
-    h = linear(Z.view(B, -1), core_matrix(core), None, masks[-1])
-    return linear(h, plain(V.mT), bias, None), Y, Z, h
+    with torch.cuda.device_of(x):
+        Y = project(x, fill_space(list(factors[1:-1]), list(masks[1:-1])))
+        B, T, C = Y.shape
+        Z = linear(Y.view(B * T, C), plain(U0), None, masks[0], rows=T)
+        h = linear(Z.view(B, -1), core_matrix(core), None, masks[-1])
+        return linear(h, plain(V.mT), bias, None), Y, Z, h
 
 
 @tucker_head.register_fake
@@ -78,12 +79,13 @@ def tucker_head_backward(
     B, T, _ = Y.shape
     dbias = x.new_empty(0) if bias is None else torch.empty_like(bias)
     dx = torch.empty_like(x) if wants_x else x.new_empty(0)
-    dh, dV = linear_backward(g, h, plain(V.mT), None if bias is None else dbias, masks[-1])
-    dZ, dcore = linear_backward(dh, Z.view(B, -1), core_matrix(core), None, masks[0])
-    dY = dZ.view(B * T, -1) @ U0.to(x.dtype).mT  # large and plain: cuBLAS
     space = fill_space(list(factors[1:-1]), list(masks[1:-1]))
-    dS, dU0 = sum_features(dY, x, space, Y, dZ, U0)
-    small = spread(dY, x, dx if wants_x else None, dS, space)
+    with torch.cuda.device_of(x):
+        dh, dV = linear_backward(g, h, plain(V.mT), None if bias is None else dbias, masks[-1])
+        dZ, dcore = linear_backward(dh, Z.view(B, -1), core_matrix(core), None, masks[0])
+        dY = dZ.view(B * T, -1) @ U0.to(x.dtype).mT  # large and plain: cuBLAS
+        dS, dU0 = sum_features(dY, x, space, Y, dZ, U0)
+        small = spread(dY, x, dx if wants_x else None, dS, space)
     return dx, [dU0, *small, dV.mT], dcore, dbias
 
 
