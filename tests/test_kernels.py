@@ -29,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from heads.cases import CASES, SUITE
 
-from layers_under_test import count_distinct, make_input, make_layer
+from layers_under_test import count_distinct, make_layer
 from tensor_dropout.kernels import columns, dispatch, spatial
 from tensor_dropout.kernels.cp import cp_head, cp_head_backward
 from tensor_dropout.kernels.tucker import tucker_head, tucker_head_backward
