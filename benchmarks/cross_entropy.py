@@ -5,6 +5,7 @@
 Prints the mean absolute error per image of each candidate against 4,000 draws of the masks.
 """
 
+import argparse
 import math
 
 import torch
@@ -96,4 +97,5 @@ def main():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     main()

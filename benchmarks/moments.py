@@ -8,6 +8,7 @@ Memory: the peak of ``moments`` over that of the plain forward at the ImageNet h
 each in a process of its own.
 """
 
+import argparse
 import json
 import re
 import statistics
@@ -104,8 +105,11 @@ def compare_memory():
 
 
 if __name__ == "__main__":
-    if "--memory" in sys.argv:
-        print(json.dumps(measure_memory(sys.argv[-1])))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--memory", metavar="WHAT", help="print the peak memory of one pass alone (used by itself)")
+    arguments = parser.parse_args()
+    if arguments.memory:
+        print(json.dumps(measure_memory(arguments.memory)))
     else:
         time_heads("cuda" if torch.cuda.is_available() else "cpu")
         if not torch.cuda.is_available():

@@ -12,7 +12,7 @@ import torch
 
 from heads import peak
 from heads.cases import CASES, SUITE
-from heads.contenders import list_names
+from heads.contenders import list_names, select_contenders
 from heads.drawing import draw
 from heads.running import Bench, Settings, describe_failure, run_all, start_record
 from heads.tables import write_report
@@ -146,6 +146,9 @@ def choose_settings(parser: Parser, options: argparse.Namespace) -> Settings:
     graphs = [mode for mode in modes or [] if mode.endswith("graph")]
     if graphs and not cuda:
         parser.error(f"--modes {graphs[0]} needs --device cuda")
+    for key in options.cases or default["cases"]:
+        if not select_contenders(CASES[key], options.contenders):
+            parser.error(f"--contenders {','.join(options.contenders)}: none of them computes --cases {key}")
     growth = default["growth"] if options.growth is None else [name for name in options.growth if name != "none"]
     return Settings(
         cases=options.cases or default["cases"],

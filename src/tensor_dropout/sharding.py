@@ -39,8 +39,8 @@ class OutputParallel(ParallelStyle):
 
     Args:
         input_layouts: ``Replicate()``: every process passes the same features. ``Shard(0)``: every process passes its
-            own samples, equally many; the processes then exchange ``h`` (B, R), not the features, and the logits are
-            those of all samples, in the order of the processes.
+            own samples, equally many (``drop_last=True`` in the loader); the processes then exchange ``h`` (B, R), not
+            the features, and the logits are those of all samples, in the order of the processes.
 
     Raises:
         TensorDropoutError: on ``parallelize_module``, if the module is no plain tensor regression layer with one output
