@@ -822,7 +822,7 @@ def find_launches():
 
 
 @needs_no_gpu
-@pytest.mark.parametrize(("capability", "kilobytes"), [(80, 163), (90, 227)])
+@pytest.mark.parametrize(("capability", "kilobytes"), [(90, 227)])  # those of dispatch.MEASURED
 def test_every_kernel_compiles(capability, kilobytes):
     script = Path(__file__).with_name("kernel_compilation.py")
     command = [sys.executable, str(script), str(capability), "bfloat16", "float32"]

@@ -186,7 +186,8 @@ def _plan(network: Network, order: str) -> Plan:
 
 def _groups(network: Network, absorbed: int) -> Iterator[tuple[int, ...]]:
     """Parameters that can be absorbed at once: neighbours whose product contracts nothing and stays small."""
-    limit = max(network.batch * network.size(network.inputs), *map(network.size, network.operands))
+    results = network.batch * network.size(network.outputs)
+    limit = max(results, *map(network.size, (network.inputs, *network.operands)))
     n = len(network.operands)
     for first in range(n):
         for last in range(first, n):
