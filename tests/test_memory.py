@@ -1,4 +1,4 @@
-"""Memory: the dense weight is never formed, neither on the way nor among the tensors kept for backward."""
+"""Memory: no dense weight on the way or among the tensors kept for backward (but for one or two outputs)."""
 
 from math import prod
 

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tensor_dropout.kernels.dispatch import MAX_SPATIAL_MODES
 from tensor_dropout.kernels.products import mask_stride, next_power
-from tensor_dropout.kernels.spatial import MAX_SPATIAL_MODES, Space, entry
+from tensor_dropout.kernels.spatial import Space, entry
 
 BLOCK = 64
 """Ranks of a program."""

@@ -38,10 +38,6 @@ class Matrix(NamedTuple):
     row: int
     column: int
 
-    def like(self, data: Tensor) -> Matrix:
-        """The same places in another tensor."""
-        return self._replace(data=data)
-
 
 def plain(W: Tensor) -> Matrix:
     """A matrix (K, N) as it lies."""

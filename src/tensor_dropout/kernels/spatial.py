@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tensor_dropout.kernels.dispatch import MAX_SPATIAL_MODES
 from tensor_dropout.kernels.products import mask_stride, multiply, next_power, precision, weight_gradient
-
-MAX_SPATIAL_MODES = 3
 
 
 class Space(NamedTuple):
@@ -231,7 +230,7 @@ def _factor_row(
 
 
 class Pace(NamedTuple):
-    """How the kernels that meet the features are launched; measured on an H200 (benchmarks/README.md)."""
+    """How the kernels that meet the features are launched; the fastest of a sweep on an H200."""
 
     block: int
     warps: int

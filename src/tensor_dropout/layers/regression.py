@@ -30,7 +30,9 @@ from tensor_dropout.layers.ranks import Rank, resolve_rank, resolve_shape
 
 
 class TensorRegression(nn.Module, ABC):
-    """A linear map from tensors to tensors whose weight W is never formed (paper, equation 1).
+    """A linear map from tensors to tensors whose weight W is kept in factors (paper, equation 1).
+
+    W is not formed, except for one or two outputs, where it is no larger than the features of two samples.
 
     Not used directly: :class:`TuckerRegression`, :class:`CPRegression` and :class:`TTRegression` say how W is
     factored, by its index structure, and this class contracts, masks, checks and describes.
