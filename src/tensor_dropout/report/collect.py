@@ -99,6 +99,7 @@ def build_section(experiment: str, bases: Bases, figures: Path) -> Section:
         "cifar100-attacks": _build_attacks,
         "mri-noise": _build_noise,
         "cifar100-surface": _build_surface,
+        "cifar100-tuning": _build_tuning,
     }
     return builders.get(experiment, _build_scores)(experiment, bases, figures)
 
@@ -137,22 +138,22 @@ def _build_scores(experiment: str, bases: Bases, figures: Path) -> Section:
     return _open(experiment, bases, tables=[Table(describe_experiment(experiment)["title"], columns, rows, note)])
 
 
-def _score(runs: Runs, metric: str) -> Cell:
-    """The mean over seeds of the test metric; failed and stale runs are never averaged in."""
+def _score(runs: Runs, metric: str, part: str = "test") -> Cell:
+    """The mean over seeds of a metric on a part of the data; failed and stale runs are never averaged in."""
     broken = runs.broken()
     if broken is not None:
         return broken
     done = runs.done()
-    values = [found.result["test"][metric] for found in done if found.result is not None]
-    return show_number(values, metric, _count_examples(done[0]))
+    values = [found.result[part][metric] for found in done if found.result is not None]
+    return show_number(values, metric, _count_examples(done[0], part), part)
 
 
-def _count_examples(found: Found) -> int | None:
+def _count_examples(found: Found, part: str) -> int | None:
     examples = (found.record or {}).get("data", {}).get("examples", {})
-    return examples.get("test")
+    return examples.get(part)
 
 
-def show_number(values: Sequence[float], metric: str, examples: int | None) -> Cell:
+def show_number(values: Sequence[float], metric: str, examples: int | None, part: str = "test") -> Cell:
     """A measured number with its interval.
 
     Example:
@@ -167,7 +168,7 @@ def show_number(values: Sequence[float], metric: str, examples: int | None) -> C
         return Cell(f"{mean:.2f} ± {(high - low) / 2:.2f} ({len(values)})", "ours", detail)
     if metric in ("accuracy", "top5") and examples:
         low, high = proportion_interval(round(mean / 100 * examples), examples)
-        detail = f"one seed, {examples} test images: 95 % interval {100 * low:.2f} to {100 * high:.2f}"
+        detail = f"one seed, {examples} {part} images: 95 % interval {100 * low:.2f} to {100 * high:.2f}"
         return Cell(f"{mean:.2f} [{100 * low:.1f}, {100 * high:.1f}]", "ours", detail)
     return Cell(f"{mean:.2f} (1)", "ours", "one seed")
 
@@ -256,13 +257,19 @@ def _fgsm_curve(summary: Mapping[str, Any]) -> list[tuple[float, float]]:
 
 
 def _name_point(row: str, point: Mapping[str, Any]) -> str:
-    words = [
-        f"{_GREEK.get(key.rpartition('.')[2], key.rpartition('.')[2])} = {value:g}" for key, value in point.items()
-    ]
+    words = [f"{_name_key(key)} = {value:g}" for key, value in point.items()]
     return ", ".join([*([row] if row else []), *words])
 
 
-_GREEK = {"theta": "θ"}
+def _name_key(key: str) -> str:
+    """A key of the config in words.
+
+    Example:
+        >>> _name_key("net.theta"), _name_key("net.drop_rate")
+        ('θ', 'drop rate')
+    """
+    name = key.rpartition(".")[2]
+    return {"theta": "θ"}.get(name, name.replace("_", " "))
 
 
 # Noise.
@@ -337,26 +344,14 @@ def _build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
     for preset, size in SIZES.items():
         panels: dict[str, list[tuple[float, float, float]]] = {}
         for runs in find_runs(experiment, bases, preset):
-            thetas = list(dict.fromkeys(cell.point["net.theta"] for cell, _ in runs.found))
-            ranks = list(dict.fromkeys(str(cell.point["net.rank"]) for cell, _ in runs.found))
-            rows = []
-            for rank in ranks:
-                own = [(cell, found) for cell, found in runs.found if str(cell.point["net.rank"]) == rank]
-                ratios = [
-                    found.result["compression_ratio"] for _, found in own if found.state == "done" and found.result
-                ]
-                row = [Cell(rank.strip("[]").replace(", ", "×")), Cell(f"{ratios[0]:.1f}" if ratios else "")]
-                for theta in thetas:
-                    chosen = [(cell, found) for cell, found in own if cell.point["net.theta"] == theta]
-                    row.append(_score(Runs(runs.recipe, chosen), "accuracy"))
-                    for _, found in chosen:
-                        if found.state == "done" and found.result:
-                            point = (found.result["compression_ratio"], theta, found.result["test"]["accuracy"])
-                            panels.setdefault(runs.recipe.row, []).append(point)
-                rows.append(row)
-            columns = ["rank", "compression ratio", *(f"θ = {theta:g}" for theta in thetas)]
-            caption = f"{runs.recipe.row}: accuracy in %, {size}"
-            tables.append(Table(caption, columns, rows, label=_label(experiment, preset)))
+            tables.append(_build_grid(runs, "test", f"accuracy in %, {size}", _label(experiment, preset)))
+            if preset == "paper":
+                caption = f"accuracy in % on held-out training images, {size}"
+                tables.append(_build_grid(runs, "validation", caption, _label(experiment, preset)))
+            for cell, found in runs.found:
+                if found.state == "done" and found.result:
+                    point = (found.result["compression_ratio"], cell.point["net.theta"], found.result["test"]["accuracy"])
+                    panels.setdefault(runs.recipe.row, []).append(point)
         if panels:
             stem = figures / f"{experiment}-{preset}"
             drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
@@ -370,6 +365,41 @@ def _build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
                 )
             )
     return _open(experiment, bases, tables=tables, figures=pictures)
+
+
+def _build_grid(runs: Runs, part: str, caption: str, label: str) -> Table:
+    """One number per point of a recipe's grid: the last key across, the others down."""
+    *down, across = runs.found[0][0].point
+    values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
+    rows = []
+    for name in dict.fromkeys(_name_values(cell.point, down) for cell, _ in runs.found):
+        own = [(cell, found) for cell, found in runs.found if _name_values(cell.point, down) == name]
+        ratios = [found.result["compression_ratio"] for _, found in own if found.state == "done" and found.result]
+        row = [Cell(name), Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if down else [Cell("")]
+        for value in values:
+            chosen = [(cell, found) for cell, found in own if cell.point[across] == value]
+            row.append(_score(Runs(runs.recipe, chosen), "accuracy", part))
+        rows.append(row)
+    head = [", ".join(_name_key(key) for key in down), "compression ratio"] if down else [""]
+    columns = [*head, *(f"{_name_key(across)} = {value:g}" for value in values)]
+    return Table(f"{runs.recipe.row}: {caption}", columns, rows, label=label)
+
+
+def _name_values(point: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join("×".join(map(str, point[key])) if isinstance(point[key], list) else str(point[key]) for key in keys)
+
+
+# What was chosen.
+
+
+def _build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
+    tables = []
+    for preset, size in SIZES.items():
+        for runs in find_runs(experiment, bases, preset):
+            caption = f"accuracy in % on held-out training images, {size}"
+            tables.append(_build_grid(runs, "validation", caption, _label(experiment, preset)))
+    note = "Held-out training images choose; the test images of these runs are not looked at."
+    return _open(experiment, bases, tables=tables, notes=[note])
 
 
 # Synthetic data.

@@ -49,7 +49,7 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the state is saved.
     """
     run = RunFolder(folder)
-    with joined(config.run.device) as process, threads(config.run.threads):
+    with joined(config.run.device) as process, threads(config.run.threads), tuned_convolutions():
         data = load_data(config.data.name, root=config.data.root, seed=config.data.seed, **config.data.options)
         network = build_network(config, data)  # an impossible head is said before a folder is made
         sampler = Sampler(len(data.train), config.run.batch, 0, process.rank, process.world)
@@ -461,6 +461,17 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def tuned_convolutions() -> Iterator[None]:
+    """cuDNN times its algorithms for every shape it meets inside, and takes the fastest: batches are of one shape."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 @contextmanager
