@@ -350,7 +350,11 @@ def _build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
                 tables.append(_build_grid(runs, "validation", caption, _label(experiment, preset)))
             for cell, found in runs.found:
                 if found.state == "done" and found.result:
-                    point = (found.result["compression_ratio"], cell.point["net.theta"], found.result["test"]["accuracy"])
+                    point = (
+                        found.result["compression_ratio"],
+                        cell.point["net.theta"],
+                        found.result["test"]["accuracy"],
+                    )
                     panels.setdefault(runs.recipe.row, []).append(point)
         if panels:
             stem = figures / f"{experiment}-{preset}"
@@ -386,7 +390,9 @@ def _build_grid(runs: Runs, part: str, caption: str, label: str) -> Table:
 
 
 def _name_values(point: Mapping[str, Any], keys: Sequence[str]) -> str:
-    return ", ".join("×".join(map(str, point[key])) if isinstance(point[key], list) else str(point[key]) for key in keys)
+    return ", ".join(
+        "×".join(map(str, point[key])) if isinstance(point[key], list) else str(point[key]) for key in keys
+    )
 
 
 # What was chosen.
