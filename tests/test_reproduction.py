@@ -28,7 +28,8 @@ from tensor_dropout.experiments.recipes import Cell, expand, list_experiments, l
 from tensor_dropout.nets.heads import build_head
 from tensor_dropout.records import write_json
 from tensor_dropout.report.characters import escape_latex
-from tensor_dropout.report.collect import build_section, collect, show_number
+from tensor_dropout.report.collect import build_section, collect
+from tensor_dropout.report.sections.runs import show_number
 from tensor_dropout.robustness.measures import metric_interval, proportion_interval, seed_interval
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
@@ -183,7 +184,7 @@ def forge(cell, base, result=None, evaluation=None, environment=None, examples=N
             {"environment": environment or {}, "data": {"examples": {"test": examples} if examples else {}}},
         )
     if evaluation is not None:
-        write_json(folder / "evaluation.json", evaluation)
+        write_json((folder if cell.of else folder / "evaluation") / "evaluation.json", evaluation)
     return folder
 
 
@@ -213,7 +214,7 @@ def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
                 assert len(row) == len(table.columns)
                 for head, cell in zip(table.columns, row, strict=True):
                     whose = next(
-                        (size for size in missing if any(size in text for text in (head, row[1].text, table.caption))),
+                        (size for size in missing if any(size in text for text in (head, row[0].text, table.caption))),
                         None,
                     )
                     assert cell.state in ("text", "paper", "ours", "not run")
@@ -221,7 +222,7 @@ def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
                         missing[whose] += 1
         assert missing[MINI] == 0, section.id
         assert missing[FULL] > 0, section.id
-        figures = {"imagenet", "mri", "cifar100"}
+        figures = {"imagenet", "mri", "cifar100", "cifar100-tuning"}
         assert len(section.figures) == (0 if section.id in figures else 1)
         assert all(figure.svg.stat().st_size > 1000 and figure.alt for figure in section.figures)
     verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.sections if section.verdicts}
@@ -231,7 +232,7 @@ def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
     }
 
 
-def test_the_page_has_nine_sections_and_says_what_it_is(everything):
+def test_the_page_has_every_section_and_says_what_it_is(everything):
     folder = everything.base / "report"
     page, markdown, latex = ((folder / f"report.{ending}").read_text("utf-8") for ending in ("html", "md", "tex"))
     for name in list_experiments():
@@ -404,7 +405,7 @@ def test_a_half_written_evaluation_is_damaged(copied, tmp_path, started):
     assert states(base, "imagenet-attacks/theta-0.7") == {"imagenet-attacks/theta-0.7-seed0": "damaged"}
     section = section_of("imagenet-attacks", base, tmp_path)
     rows = section.tables[2].rows  # of θ = 0.7
-    assert [row[2].state for row in rows if row[1].text == MINI] == ["damaged"]
+    assert [row[2].state for row in rows if row[0].text == MINI] == ["damaged"] * 3
     assert "R-TRL, θ = 0.7" not in section.figures[0].alt  # no curve of it
     reproduce(base, "imagenet-attacks")
     assert started == [("evaluate", "imagenet-attacks/theta-0.7-seed0")]
@@ -810,7 +811,7 @@ def test_one_broken_curve_leaves_the_others(in_all_states, tmp_path):
     assert "for Tucker, Randomized Tucker, Randomized CP" in section.figures[0].alt
     attacks = section_of("imagenet-attacks", in_all_states.base, tmp_path)
     failed = [cell for cell in attacks.tables[3].rows[-1] if cell.state == "failed"]
-    assert [cell.detail for cell in failed] == ["the GPU's memory is full"] * 3
+    assert [cell.detail for cell in failed] == ["1 of 1 runs: the GPU's memory is full"] * 4
     assert len(attacks.verdicts) == 3
     surface = section_of("cifar100-surface", in_all_states.base, tmp_path)
     own = next(table for table in surface.tables if table.caption == f"Bernoulli R-TRL: accuracy in %, {MINI}")
@@ -869,14 +870,68 @@ def test_several_seeds_have_students_interval(everything, tmp_path):
 def test_only_seeds_that_are_there_are_counted(tmp_path):
     cells = expand(load_recipes("cifar100", "paper")[0], "paper")
     for cell, accuracy in zip(cells[:2], (75.0, 77.0), strict=True):
-        forge(cell, tmp_path, {"test": {"accuracy": accuracy}}, examples=10_000)
+        forge(cell, tmp_path, make_result(accuracy), make_evaluation(), examples=10_000)
+    forge(cells[2], tmp_path, make_result(90.0), examples=10_000)  # trained, but not yet attacked
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
     assert cell_at(section, "FC", FULL).text == "76.00 ± 12.71 (2)"
-    forge(cells[2], tmp_path, {"test": {"accuracy": 76.0}}, examples=10_000)
+    forge(cells[2], tmp_path, make_result(76.0), make_evaluation(), examples=10_000)
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
     assert cell_at(section, "FC", FULL).text == "76.00 ± 2.48 (3)"
     assert cell_at(section, "FC", MINI).state == "not run"
     assert section.label == ""
+
+
+def make_result(accuracy):
+    test = {"accuracy": accuracy, "nll": 1.25, "ece": 8.5}
+    return {"test": test, "parameters": 11_220_132, "compression_ratio": None, "seconds": 600.0}
+
+
+def make_evaluation(fgsm=15.0, adaptive=2.0, masked=True):
+    """An evaluation in which every attack of the paper leaves ``fgsm``, the ensemble ``adaptive``."""
+    ends = {"low": 0.0, "high": 99.0}
+    radii = ("2/255", "8/255", "16/255")
+    attacks = [
+        {"protocol": "paper", "attack": attack, "budget": radius, "epsilon": k, "accuracy": fgsm, **ends}
+        for attack in ("fgsm", "bim", "pgd")
+        for k, radius in enumerate((*radii, "1e-3", "8e-3"))
+    ]
+    worst = [
+        {"budget": radius, "paper": {"accuracy": fgsm, **ends}, "adaptive": {"accuracy": adaptive, **ends}}
+        for radius in radii
+    ]
+    noise = [{"corruption": "gaussian", "level": 16.0, "accuracy": fgsm + 20, **ends}]
+    audit = {"masked": masked, "verdict": "GRADIENT MASKING: as forged" if masked else "No sign"}
+    clean = {"accuracy": 76.0, **ends}
+    return {"summary": {"clean": clean, "attacks": attacks, "worst_case": worst, "noise": noise, "audit": audit}}
+
+
+def test_networks_that_were_attacked_have_both_protocols_noise_and_calibration_in_their_table(tmp_path):
+    forged = {"fc": (5.0, 1.0), "rtrl-cp": (30.0, 3.0)}
+    for recipe in load_recipes("cifar100", "paper"):
+        for cell in expand(recipe, "paper"):
+            if recipe.name in forged:
+                fgsm, adaptive = forged[recipe.name]
+                evaluation = make_evaluation(fgsm + cell.seed, adaptive + cell.seed, masked=cell.seed > 0)
+                forge(cell, tmp_path, make_result(76.0 + cell.seed), evaluation, examples=10_000)
+    section = section_of("cifar100", tmp_path, tmp_path / "figures", "paper")
+    _, sizes, attacks, noise = section.tables
+    rows = [row for row in attacks.rows if row[0].text == "Randomized CP"]
+    assert [row[1].text for row in rows] == ["2/255", "8/255", "16/255"]
+    assert [[cell.text for cell in row[2:6]] for row in rows] == [["31.0", "31.0", "31.0", "4.0"]] * 3
+    low, high = seed_interval([30.0, 31.0, 32.0])
+    assert rows[0][2].detail == f"95 % interval {low:.1f} to {high:.1f} over 3 seeds: 30.0, 31.0, 32.0"
+    assert [row[6].text for row in rows] == ["", "MASKING (2 of 3)", ""]
+    assert {cell.state for row in attacks.rows if row[0].text == "Tucker" for cell in row[2:6]} == {"not run"}
+    shown = {row[0].text: [cell.text for cell in row[1:]] for row in noise.rows}
+    assert noise.columns == ["head", "clean", "SNR 16"]
+    assert shown["FC"] == ["76.0", "26.0"]
+    assert shown["CP"] == ["not run", "not run"]
+    assert [cell.text for cell in sizes.rows[0][1:]] == ["11,220,132", "", "1.25 ± 0.00 (3)", "8.50 ± 0.00 (3)", "10.0"]
+    assert len(section.verdicts) == 6
+    assert section.verdicts[0] == ("FC, seed 0 (ours, full size)", "No sign")
+    heads, curves = section.figures
+    assert "Randomized CP 77.0 % (paper 76.19), 31.0 % under the paper's attacks, 8/255, 4.0 %" in heads.alt
+    assert "FC from 6 % to 6 %" in curves.alt
 
 
 def test_one_seed_has_wilsons_interval(everything, tmp_path):
@@ -900,7 +955,7 @@ def test_one_seed_without_a_count_and_an_error_have_none():
 
 def test_rows_and_columns_are_those_of_the_paper(everything, tmp_path):
     for name in ("imagenet", "mri", "cifar100"):
-        [table] = section_of(name, everything.base, tmp_path).tables
+        table = section_of(name, everything.base, tmp_path).tables[0]
         listed = load_recipes(name, "paper")
         assert [row[0].text for row in table.rows] == [recipe.row for recipe in listed]
         for row, recipe in zip(table.rows, listed, strict=True):
@@ -926,20 +981,26 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
     for table, cell in zip(section.tables, list_cells("imagenet-attacks"), strict=True):
         found = find_cell(cell, everything.base)
         outcomes = Outcomes(found.folder / "outcomes.npz", found.evaluation["identity"])
-        ours = {row[0].text: row[2:] for row in table.rows if row[1].text == MINI}
-        assert list(ours) == ["FGSM", "BIM", "PGD", "adaptive ensemble"]
-        for attack in ("fgsm", "bim", "pgd"):
-            for shown, radius in zip(ours[attack.upper()], ("2/255", "8/255", "16/255"), strict=True):
+        assert table.columns == ["network", "ε", "FGSM", "BIM", "PGD", "adaptive ensemble", "audit"]
+        ours = {row[1].text: row[2:] for row in table.rows if row[0].text == MINI}
+        assert list(ours) == ["2/255", "8/255", "16/255"]
+        for radius, numbers in ours.items():
+            for shown, attack in zip(numbers, ("fgsm", "bim", "pgd"), strict=False):
                 outcome = outcomes[f"paper/{attack}/{radius}"]
                 low, high = metric_interval(outcome)
                 right = (outcome["predicted"] == outcome["target"]).mean()
                 assert shown.text == f"{100 * right:.1f}"
                 assert shown.detail == f"95 % interval {low:.1f} to {high:.1f} over images"
-        for worst, paper_s in zip(ours["adaptive ensemble"], ours["PGD"], strict=True):
-            assert worst.state == paper_s.state == "ours"
-        printed = [row for row in table.rows if row[1].text == "paper"]
-        assert [row[0].text for row in printed] == ["FGSM", "BIM", "PGD"]
-        assert all(cell.state == "paper" for row in printed for cell in row[2:])
+            worst = next(row for row in found.evaluation["summary"]["worst_case"] if row["budget"] == radius)
+            assert numbers[3].text == f"{worst['adaptive']['accuracy']:.1f}"
+        audit = found.evaluation["summary"]["audit"]
+        shown = ours["8/255"][4]
+        assert shown.text == ("MASKING" if audit["masked"] else "no sign of masking")
+        assert shown.detail == audit["verdict"]
+        assert ours["2/255"][4].text == ours["16/255"][4].text == ""
+        printed = [row for row in table.rows if row[0].text == "paper"]
+        assert [row[1].text for row in printed] == ["2/255", "8/255", "16/255"]
+        assert all(cell.state == "paper" for row in printed for cell in row[2:5])
 
 
 def test_noise_of_one_run_has_the_records_interval_of_several_students(everything, tmp_path):
@@ -982,7 +1043,8 @@ def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):
             assert find_cell(cell, everything.base).result["compression_ratio"] == head.compression_ratio
             assert shown["×".join(map(str, rank))] == f"{head.compression_ratio:.1f}"
     full = [table for table in section.tables if table.caption.endswith(FULL)]
-    assert [len(table.rows) for table in full] == [5, 5]
+    assert ["held-out" in table.caption for table in full] == [False, True, False, True]
+    assert [len(table.rows) for table in full] == [5, 5, 5, 5]
     assert {cell.state for table in full for row in table.rows for cell in row[2:]} == {"not run"}
 
 
@@ -991,7 +1053,7 @@ def test_each_environment_is_listed_once(everything, tmp_path):
     versions = {"tensor_dropout": "1.0", "torch": "2.9", "python": "3.12", "cpu_count": 16, "command": "x"}
     machines = [versions | {"gpu": "H200"}, versions | {"gpu": "H200", "command": "y"}, versions]
     for cell, environment in zip(cells, machines, strict=True):
-        forge(cell, tmp_path, {"test": {"accuracy": 75.0}}, environment)
+        forge(cell, tmp_path, make_result(75.0), make_evaluation())
         path = tmp_path / cell.experiment / cell.slug / "run.json"
         write_json(path, {"environment": environment, "data": {}})
     (tmp_path / "cifar100" / "fc-seed9").mkdir()

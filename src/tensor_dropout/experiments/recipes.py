@@ -111,7 +111,7 @@ def list_experiments(root: Path = ROOT) -> list[str]:
 
     Example:
         >>> list_experiments()[0], list_experiments()[-1]
-        ('synthetic-cp', 'cifar100-attacks')
+        ('synthetic-cp', 'cifar100-tuning')
     """
     return list(_read(root / "defaults.toml"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,77 @@ import numpy as np
 from tensor_dropout.experiments.synthetic.report import curves_of, formula_error, gap
 from tensor_dropout.experiments.synthetic.report import draw_curves as draw_losses
 from tensor_dropout.figures import draw_figure, save_figure
+from tensor_dropout.robustness.measures import seed_interval
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS = "osD^vP*"
 Curve = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Head:
+    """One row of a table of networks that were attacked.
+
+    Attributes:
+        name: the row.
+        printed: the paper's accuracy, in %.
+        accuracies: ours, of each seed.
+        attacked: what was done to them -> the accuracy that it left, the mean over seeds.
+    """
+
+    name: str
+    printed: float | None
+    accuracies: Sequence[float]
+    attacked: Mapping[str, float]
+
+
+def draw_heads(heads: Sequence[Head], stem: Path, title: str) -> list[Path]:
+    """Accuracy beside the paper's, and what attacks leave of it."""
+    with draw_figure(8.0, 0.42 * len(heads) + 1.9) as figure:
+        left, right = figure.subplots(1, 2, sharey=True)
+        places = np.arange(len(heads))[::-1]
+        for place, head in zip(places, heads, strict=True):
+            mean = float(np.mean(head.accuracies))
+            if len(head.accuracies) > 1:
+                low, high = seed_interval(head.accuracies)
+                left.plot([low, high], [place, place], color=COLORS[0], linewidth=2)
+                left.plot(head.accuracies, [place] * len(head.accuracies), ".", color=COLORS[0], markersize=3)
+            left.plot([mean], [place], "o", color=COLORS[0], label="ours" if place == places[0] else None)
+            if head.printed is not None:
+                left.plot(
+                    [head.printed],
+                    [place],
+                    "o",
+                    markerfacecolor="none",
+                    color=COLORS[6],
+                    label="paper" if place == places[0] else None,
+                )
+        kinds = list(heads[0].attacked)
+        height = 0.8 / len(kinds)
+        for k, kind in enumerate(kinds):
+            values = [head.attacked[kind] for head in heads]
+            at = places + (len(kinds) / 2 - k - 0.5) * height
+            right.barh(at, values, height, color=COLORS[k], label=kind)
+            for y, value in zip(at, values, strict=True):
+                right.text(value, y, f" {value:.1f}", va="center", fontsize=6)
+        left.set_yticks(places, [head.name for head in heads])
+        left.set(xlabel="test accuracy, %")
+        right.set(xlabel="accuracy left, %")
+        right.margins(x=0.12)
+        for axis in (left, right):
+            axis.legend(fontsize=7, loc="best")
+        figure.suptitle(title, fontsize=10)
+        return save_figure(figure, stem)
+
+
+def describe_heads(heads: Sequence[Head]) -> str:
+    """The picture in words."""
+    words = []
+    for head in heads:
+        left = ", ".join(f"{value:.1f} % under {kind}" for kind, value in head.attacked.items())
+        printed = "" if head.printed is None else f" (paper {head.printed:g})"
+        words.append(f"{head.name} {np.mean(head.accuracies):.1f} %{printed}, {left}")
+    return "Accuracy of each head and what attacks leave of it: " + "; ".join(words) + "."
 
 
 def draw_curves(panels: Mapping[str, Mapping[str, Curve]], stem: Path, title: str) -> list[Path]:

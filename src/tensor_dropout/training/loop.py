@@ -465,7 +465,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 @contextmanager
 def tuned_convolutions() -> Iterator[None]:
-    """cuDNN times its algorithms for every shape it meets inside, and takes the fastest: batches are of one shape."""
+    """Inside, cuDNN times its algorithms for every shape it meets and takes the fastest: batches are of one shape."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

@@ -1,0 +1,1 @@
+"""One table or figure of the paper at a time: from recipes and records to a section of the report."""

@@ -1,0 +1,80 @@
+"""One number for each point of a grid: the surface over rank and θ, and what chose what the paper leaves open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensor_dropout.experiments.recipes import describe_experiment
+from tensor_dropout.report import drawings
+from tensor_dropout.report.model import Cell, Figure, Section, Table
+from tensor_dropout.report.sections.runs import (
+    SIZES,
+    Bases,
+    Runs,
+    find_runs,
+    label_of,
+    name_key,
+    name_value,
+    open_section,
+    show_score,
+)
+
+_HELD_OUT = "accuracy in % on held-out training images"
+
+
+def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
+    """Tables and a figure of the test accuracy; at full size, where they choose, the held-out images' too."""
+    tables, pictures = [], []
+    for preset, size in SIZES.items():
+        panels: dict[str, list[tuple[float, float, float]]] = {}
+        label = label_of(experiment, preset)
+        for runs in find_runs(experiment, bases, preset):
+            tables.append(_tabulate(runs, "test", f"accuracy in %, {size}", label))
+            if preset == "paper":
+                tables.append(_tabulate(runs, "validation", f"{_HELD_OUT}, {size}", label))
+            for cell, found in runs.found:
+                if found.state == "done" and found.result:
+                    accuracy = found.result["test"]["accuracy"]
+                    point = (found.result["compression_ratio"], cell.point["net.theta"], accuracy)
+                    panels.setdefault(runs.recipe.row, []).append(point)
+        if panels:
+            stem = figures / f"{experiment}-{preset}"
+            drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            alt = "Accuracy by compression ratio and θ: " + drawings.describe_surface(panels)
+            caption = f"Accuracy over compression ratio and θ, {size}"
+            pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
+    return open_section(experiment, bases, tables=tables, figures=pictures)
+
+
+def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
+    """Tables of what the held-out images say."""
+    tables = [
+        _tabulate(runs, "validation", f"{_HELD_OUT}, {size}", label_of(experiment, preset))
+        for preset, size in SIZES.items()
+        for runs in find_runs(experiment, bases, preset)
+    ]
+    notes = ["Held-out training images choose; the test images of these runs choose nothing and are not shown."]
+    return open_section(experiment, bases, tables=tables, notes=notes)
+
+
+def _tabulate(runs: Runs, part: str, caption: str, label: str) -> Table:
+    """The last key of the grid across, the one before it down."""
+    *down, across = runs.found[0][0].point
+    values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
+    rows: dict[str, list[Cell]] = {}
+    for name in dict.fromkeys(_name(cell.point, down) for cell, _ in runs.found):
+        own = [(cell, found) for cell, found in runs.found if _name(cell.point, down) == name]
+        ratios = [result["compression_ratio"] for result in Runs(runs.recipe, own).results()]
+        first = [Cell(name), Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if down else [Cell("")]
+        scores = [
+            show_score(Runs(runs.recipe, [each for each in own if each[0].point[across] == value]), "accuracy", part)
+            for value in values
+        ]
+        rows[name] = [*first, *scores]
+    head = [name_key(down[0]), "compression ratio"] if down else [""]
+    columns = [*head, *(f"{name_key(across)} = {value:g}" for value in values)]
+    return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()), label=label)
+
+
+def _name(point: dict[str, object], keys: list[str]) -> str:
+    return ", ".join(name_value(point[key]) for key in keys)

@@ -1,0 +1,70 @@
+"""Networks under white Gaussian noise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensor_dropout.experiments.recipes import describe_experiment
+from tensor_dropout.report import drawings
+from tensor_dropout.report.model import Cell, Figure, Section, Table
+from tensor_dropout.report.sections.runs import SIZES, Bases, Runs, find_runs, label_of, open_section, pool
+
+_NOTE = (
+    "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t)."
+)
+
+
+def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
+    """A table and a figure for each size."""
+    tables, pictures = [], []
+    for preset, size in SIZES.items():
+        networks = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
+        caption = f"Mean absolute error in years under white Gaussian noise, {size}"
+        table, curves = tabulate_noise(networks, caption, label_of(experiment, preset))
+        tables.append(table)
+        if curves:
+            stem = figures / f"{experiment}-{preset}"
+            drawings.draw_noise(curves, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            alt = (
+                f"Mean absolute error over SNR for {', '.join(curves)}, with bands of 95 %; it grows as the SNR falls."
+            )
+            label = label_of(experiment, preset)
+            pictures.append(Figure(stem.with_suffix(".svg"), alt, f"MAE over SNR, {size}", label))
+    return open_section(experiment, bases, tables=tables, figures=pictures)
+
+
+def tabulate_noise(
+    networks: Mapping[str, Runs], caption: str, label: str
+) -> tuple[Table, dict[str, list[dict[str, Any]]]]:
+    """A row for each network: clean, then level by level. Also the numbers, by network, for a figure."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for name, runs in networks.items():
+        if runs.broken() is None and runs.summaries():
+            curves[name] = _pool_levels(runs.summaries())
+    levels = [row["level"] for row in next(iter(curves.values()), []) if row["level"] is not None]
+    columns = (
+        ["head", "clean", *(f"SNR {level:g}" for level in levels)] if levels else ["head", "clean and under noise"]
+    )
+    rows = []
+    for name, runs in networks.items():
+        missing = runs.broken() or Cell("not run", "not run")
+        shown = [_show(row) for row in curves[name]] if name in curves else [missing] * (len(columns) - 1)
+        rows.append([Cell(name), *shown])
+    return Table(caption, columns, rows, _NOTE, label), curves
+
+
+def _pool_levels(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Mean and interval of each level; the first, None, is clean."""
+    per_run = [
+        {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == "gaussian"}}
+        for each in summaries
+    ]
+    metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"
+    return [{"level": level, **pool([run[level] for run in per_run], metric)} for level in per_run[0]]
+
+
+def _show(row: Mapping[str, Any]) -> Cell:
+    detail = f"95 % interval {row['low']:.2f} to {row['high']:.2f}, {row['runs']} run{'s' * (row['runs'] > 1)}"
+    return Cell(f"{row['mae']:.2f}" if "mae" in row else f"{row['accuracy']:.1f}", "ours", detail)

@@ -1,0 +1,162 @@
+"""What the sections share: the runs of a recipe, and how their numbers are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensor_dropout.experiments.cells import Found, find_cell
+from tensor_dropout.experiments.recipes import Recipe, describe_experiment, expand, load_recipes
+from tensor_dropout.report.model import Cell, Section
+from tensor_dropout.robustness.measures import proportion_interval, seed_interval
+
+SIZES = {"paper": "ours, full size", "quick": "ours, miniature"}
+Bases = Mapping[str, Path]
+"""Preset -> the folder of its results."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of one recipe in one preset, or those of one point of its grid."""
+
+    recipe: Recipe
+    found: list[tuple[Any, Found]]
+
+    def done(self) -> list[Found]:
+        """Those that may be averaged."""
+        return [found for _, found in self.found if found.state == "done"]
+
+    def results(self) -> list[dict[str, Any]]:
+        """What came out of the training of those."""
+        return [found.result for found in self.done() if found.result is not None]
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """What came out of the evaluation of those."""
+        return [found.evaluation["summary"] for found in self.done() if found.evaluation is not None]
+
+    def broken(self) -> Cell | None:
+        """What to show instead of a number, if there is none."""
+        states: list[Any] = [found.state for _, found in self.found]
+        for state in ("failed", "damaged", "stale"):
+            if state in states:
+                details = {found.detail for _, found in self.found if found.state == state}
+                number = f"{states.count(state)} of {len(states)} runs"
+                return Cell(state, state, f"{number}: {'; '.join(sorted(details))}")
+        return None if self.done() else Cell("not run", "not run")
+
+    def points(self) -> dict[str, Runs]:
+        """The runs of each point of the grid, by its name in words; "" if there is no grid."""
+        points: dict[str, Runs] = {}
+        for cell, found in self.found:
+            points.setdefault(name_point(cell.point), Runs(self.recipe, [])).found.append((cell, found))
+        return points
+
+
+def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
+    """The recipes of an experiment with what there is of their runs; none without a folder for the preset."""
+    runs = []
+    seeds = _find_seeds(bases[preset] / experiment) if preset in bases else None
+    for recipe in load_recipes(experiment, preset):
+        cells = expand(recipe, preset, seeds=seeds)
+        missing = Found("missing", "not run", Path())
+        runs.append(
+            Runs(recipe, [(cell, find_cell(cell, bases[preset]) if preset in bases else missing) for cell in cells])
+        )
+    return runs
+
+
+def _find_seeds(folder: Path) -> list[int] | None:
+    """The seeds that were run; None if there are none."""
+    found = {path.parent.name.rpartition("-seed")[2] for path in folder.glob("*-seed*/cell.json")}
+    return sorted(int(seed) for seed in found if seed.isdigit()) or None
+
+
+def label_of(experiment: str, preset: str) -> str:
+    """What must be said of the data of a preset."""
+    return str(describe_experiment(experiment).get(preset, {}).get("label", ""))
+
+
+def open_section(experiment: str, bases: Bases, **content: Any) -> Section:
+    """A section with its title, its reference and its label."""
+    said = describe_experiment(experiment)
+    labels = [label_of(experiment, preset) for preset in ("paper", "quick") if preset in bases]
+    label = "; ".join(dict.fromkeys(label for label in labels if label))
+    return Section(experiment, said["title"], said["reference"], label, **content)
+
+
+# Numbers.
+
+
+def show_score(runs: Runs, metric: str, part: str = "test") -> Cell:
+    """The mean over seeds of a metric on a part of the data; failed and stale runs are never averaged in."""
+    broken = runs.broken()
+    if broken is not None:
+        return broken
+    values = [result[part][metric] for result in runs.results()]
+    examples = (runs.done()[0].record or {}).get("data", {}).get("examples", {})
+    return show_number(values, metric, examples.get(part), part)
+
+
+def show_number(values: Sequence[float], metric: str, examples: int | None, part: str = "test") -> Cell:
+    """A measured number with its interval.
+
+    Example:
+        >>> show_number([75.0, 77.0], "accuracy", None).text
+        '76.00 ± 12.71 (2)'
+    """
+    mean = float(np.mean(values))
+    if len(values) > 1:
+        low, high = seed_interval(values)
+        listed = ", ".join(f"{value:.2f}" for value in values)
+        detail = f"{len(values)} seeds: {listed}; 95 % interval {low:.2f} to {high:.2f}"
+        return Cell(f"{mean:.2f} ± {(high - low) / 2:.2f} ({len(values)})", "ours", detail)
+    if metric in ("accuracy", "top5") and examples:
+        low, high = proportion_interval(round(mean / 100 * examples), examples)
+        detail = f"one seed, {examples} {part} images: 95 % interval {100 * low:.2f} to {100 * high:.2f}"
+        return Cell(f"{mean:.2f} [{100 * low:.1f}, {100 * high:.1f}]", "ours", detail)
+    return Cell(f"{mean:.2f} (1)", "ours", "one seed")
+
+
+def pool(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+    """The mean of a metric over runs with its interval: of one run the recorded one, of several over runs (t).
+
+    Example:
+        >>> pool([{"mae": 3.0, "low": 2.0, "high": 4.0}], "mae")
+        {'mae': 3.0, 'low': 2.0, 'high': 4.0, 'runs': 1}
+    """
+    values = [row[metric] for row in rows]
+    low, high = seed_interval(values) if len(values) > 1 else (rows[0]["low"], rows[0]["high"])
+    return {metric: float(np.mean(values)), "low": low, "high": high, "runs": len(values)}
+
+
+# Names.
+
+
+def name_point(point: Mapping[str, Any]) -> str:
+    """A point of a grid in words.
+
+    Example:
+        >>> name_point({"net.rank": [64, 2, 2, 48], "net.theta": 0.8})
+        'rank = 64×2×2×48, θ = 0.8'
+    """
+    return ", ".join(f"{name_key(key)} = {name_value(value)}" for key, value in point.items())
+
+
+def name_key(key: str) -> str:
+    """A key of the config in words.
+
+    Example:
+        >>> name_key("net.theta"), name_key("net.drop_rate")
+        ('θ', 'drop rate')
+    """
+    name = key.rpartition(".")[2]
+    return {"theta": "θ"}.get(name, name.replace("_", " "))
+
+
+def name_value(value: Any) -> str:
+    """A value of the config in words."""
+    return "×".join(map(str, value)) if isinstance(value, list) else f"{value:g}"

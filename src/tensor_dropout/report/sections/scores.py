@@ -1,0 +1,113 @@
+"""Tables of one number per run; where the networks were attacked too, what was left of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensor_dropout.experiments.recipes import describe_experiment
+from tensor_dropout.report import drawings
+from tensor_dropout.report.model import Cell, Figure, Section, Table
+from tensor_dropout.report.sections.attacks import ABOUT, add_curves, list_verdicts, tabulate_attacks
+from tensor_dropout.report.sections.noise import tabulate_noise
+from tensor_dropout.report.sections.runs import (
+    SIZES,
+    Bases,
+    Runs,
+    find_runs,
+    label_of,
+    open_section,
+    show_number,
+    show_score,
+)
+
+UNITS = {"accuracy": "accuracy, %", "top5": "top-5, %", "mae": "MAE, years"}
+_NOTE = (
+    "Several seeds: mean ± half of the 95 % interval (Student's t), and the number of seeds in brackets. One seed: "
+    "the 95 % interval over test images (Wilson), for accuracies. Miniatures are of other data: compare their rows "
+    "with each other, never with the paper's."
+)
+
+
+def build_scores(experiment: str, bases: Bases, figures: Path) -> Section:
+    """The paper's number, ours, and the miniature's, a row for each recipe; then what else these runs say."""
+    said = describe_experiment(experiment)
+    sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
+    columns = [
+        "",
+        *(f"{UNITS[metric]}, {source}" for metric in said["metrics"] for source in ("paper", *SIZES.values())),
+    ]
+    rows = []
+    for k, runs in enumerate(sizes["paper"]):
+        row = [Cell(runs.recipe.row)]
+        for metric in said["metrics"]:
+            row.append(Cell(f"{runs.recipe.printed[metric]:g}", "paper"))
+            row += [show_score(sizes[preset][k], metric) for preset in SIZES]
+        rows.append(row)
+    tables, pictures, verdicts = [Table(said["title"], columns, rows, _NOTE)], [], []
+    attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]
+    for preset in attacked:
+        own, size, label = sizes[preset], SIZES[preset], label_of(experiment, preset)
+        networks = {runs.recipe.row: runs for runs in own}
+        tables += [
+            _tabulate_sizes(own, f"Size and calibration, {size}", label),
+            tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label),
+            tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)[0],
+        ]
+        verdicts += list_verdicts(networks, size)
+        if any(runs.done() for runs in own):
+            stem = figures / f"{experiment}-{preset}"
+            bars = [_summarize_row(runs) for runs in own if runs.summaries()]
+            drawings.draw_heads(bars, stem, f"{said['title']}, {size}")
+            pictures.append(Figure(stem.with_suffix(".svg"), drawings.describe_heads(bars), _CAPTION, label))
+            pictures += add_curves({"": networks}, f"{experiment}-fgsm-{preset}", experiment, preset, figures)
+    notes = [ABOUT] if attacked else []
+    return open_section(experiment, bases, tables=tables, figures=pictures, verdicts=verdicts, notes=notes)
+
+
+_CAPTION = (
+    "Left: test accuracy, the paper's (hollow) and ours (filled, 95 % intervals). Right: what the paper's attacks "
+    "leave at 8/255, and what the adaptive ensemble leaves at a quarter of that radius and at the same."
+)
+
+
+def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
+    columns = ["", "parameters of the network", "compression ratio of the head", "NLL", "ECE, %", "minutes of a run"]
+    rows = []
+    for runs in own:
+        broken = runs.broken()
+        if broken is not None:
+            rows.append([Cell(runs.recipe.row), *([broken] * (len(columns) - 1))])
+            continue
+        results = runs.results()
+        ratio = results[0]["compression_ratio"]
+        rows.append(
+            [
+                Cell(runs.recipe.row),
+                Cell(f"{results[0]['parameters']:,}", "ours"),
+                Cell("" if ratio is None else f"{ratio:.1f}", "text" if ratio is None else "ours"),
+                *(show_number([each["test"][name] for each in results], name, None) for name in ("nll", "ece")),
+                Cell(f"{sum(each['seconds'] for each in results) / len(results) / 60:.1f}", "ours"),
+            ]
+        )
+    note = "NLL and ECE (15 equal bins) on the test images. Minutes: training alone, beside other runs on the same GPU."
+    return Table(caption, columns, rows, note, label)
+
+
+def _summarize_row(runs: Runs) -> drawings.Head:
+    """What the picture of a table shows of a row."""
+    accuracies = [result["test"]["accuracy"] for result in runs.results()]
+    worst = [{row["budget"]: row for row in summary["worst_case"]} for summary in runs.summaries()]
+
+    def mean(budget: str, protocol: str) -> float:
+        return sum(each[budget][protocol]["accuracy"] for each in worst) / len(worst)
+
+    return drawings.Head(
+        runs.recipe.row,
+        runs.recipe.printed.get("accuracy"),
+        accuracies,
+        {
+            "the paper's attacks, 8/255": mean("8/255", "paper"),
+            "adaptive ensemble, 2/255": mean("2/255", "adaptive"),
+            "adaptive ensemble, 8/255": mean("8/255", "adaptive"),
+        },
+    )
