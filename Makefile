@@ -13,7 +13,7 @@ ORACLE := torchattacks==3.5.1
 # Two workers, one thread each: torch's own threads would fight over the two cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
-.PHONY: help test lint demo docs bench comparison pictures clean
+.PHONY: help test lint demo docs bench comparison tables pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,6 +42,9 @@ bench: $(VENV)/.ready-test ## time and memory of the heads against others, and o
 
 comparison: $(VENV)/.ready-test ## measure the README's comparison with TensorLy-Torch anew, and rewrite its table
 	REWRITE_COMPARISON=1 $(BIN)/pytest tests/test_comparison.py
+
+tables: $(VENV)/.ready-all ## write the measured tables and figures of README and docs anew, from the records in results
+	$(BIN)/python tools/write_tables.py
 
 pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew
 	$(BIN)/tensor-dropout reproduce digits --out out/reproduce/quick

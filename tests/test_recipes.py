@@ -76,7 +76,12 @@ FIGURES = {
     "synthetic-tucker": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
     "imagenet-attacks": list(ATTACKED),
     "mri-noise": list(MRI),
-    "cifar100-surface": ["Bernoulli R-TRL", "R-TRL with replacement"],
+    "cifar100-surface": [
+        "Bernoulli R-TRL",
+        "R-TRL with replacement",
+        "Bernoulli R-TRL, channel and output modes",
+        "R-TRL with replacement, channel and output modes",
+    ],
     "cifar100-attacks": ["Tucker R-TRL", "CP R-TRL", "Tucker TRL with dropout on the weight"],
     "cifar100-tuning": ["Randomized CP", "FC + dropout"],
 }
@@ -484,7 +489,7 @@ def test_one_step_of_the_synthetic_stages(name, preset, tmp_path):
 # Miniatures, really run; those that evaluate are run by tests/test_reproduction.py.
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [name for name in TRAINED if not only_of_the_other_preset(name, "quick")])
 def test_the_miniature_trains(name, tmp_path):
     cell = expand(find(name, "quick"), "quick")[-1]
     cell = replace(cell, config={**cell.config, "run.epochs": 1, "run.evaluate_every": 1}, evaluation=None)

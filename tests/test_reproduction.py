@@ -26,7 +26,7 @@ from tensor_dropout.experiments import digits, paper, recipes, sweep, synthetic
 from tensor_dropout.experiments.cells import FORMAT, Place, find_cell, run_cell
 from tensor_dropout.experiments.recipes import Cell, expand, list_experiments, load_recipes
 from tensor_dropout.nets.heads import build_head
-from tensor_dropout.records import write_json
+from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
 from tensor_dropout.report.collect import build_section, collect
 from tensor_dropout.report.sections.runs import show_number
@@ -340,7 +340,7 @@ def test_a_failed_seed_is_never_averaged_in(copied, tmp_path):
 
 def test_an_edited_recipe_makes_its_records_stale(copied, edit, tmp_path, started):
     base = copied("cifar100")
-    edit("cifar100/rtrl-cp", "net.theta = 0.8", "net.theta = 0.5")
+    edit("cifar100/rtrl-cp", "net.theta = 0.9", "net.theta = 0.5")
     assert states(base, "cifar100") == {
         name: "stale" if "rtrl-cp" in name else "done" for name in states(base, "cifar100")
     }
@@ -575,11 +575,11 @@ def test_two_workers_of_submitit_really_run(tmp_path):
     assert "2 of 2 runs were to do; now 2 done." in said, [path.read_text() for path in tmp_path.rglob("*_log.err")]
     jobs = tmp_path / ".jobs"
     assert len(list(jobs.glob("*_result.pkl"))) == 2
-    machines = {
+    commands = {
         json.loads((tmp_path / "cifar100" / f"fc-seed{seed}" / "run.json").read_text("utf-8"))["environment"]["command"]
         for seed in range(2)
     }
-    assert all("submit" in command for command in machines)
+    assert commands == {describe_command()}  # what was typed, not how submitit starts a job
 
 
 class Job:
@@ -1043,8 +1043,8 @@ def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):
             assert find_cell(cell, everything.base).result["compression_ratio"] == head.compression_ratio
             assert shown["×".join(map(str, rank))] == f"{head.compression_ratio:.1f}"
     full = [table for table in section.tables if table.caption.endswith(FULL)]
-    assert ["held-out" in table.caption for table in full] == [False, True, False, True]
-    assert [len(table.rows) for table in full] == [5, 5, 5, 5]
+    assert ["held-out" in table.caption for table in full] == [False, True] * 4
+    assert [len(table.rows) for table in full] == [5] * 8
     assert {cell.state for table in full for row in table.rows for cell in row[2:]} == {"not run"}
 
 

@@ -8,6 +8,8 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,26 @@ import torch
 
 from tensor_dropout.version import __version__
 from tensor_dropout.writing import replacing
+
+_COMMAND_VARIABLE = "TENSOR_DROPOUT_COMMAND"
+
+
+def describe_command() -> str:
+    """What was typed: here, or where this process was started from."""
+    return os.environ.get(_COMMAND_VARIABLE) or shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+@contextmanager
+def handing_on_the_command() -> Iterator[None]:
+    """Records of processes that are started inside name this command, not their own."""
+    before = os.environ.get(_COMMAND_VARIABLE)
+    os.environ[_COMMAND_VARIABLE] = describe_command()
+    try:
+        yield
+    finally:
+        os.environ.pop(_COMMAND_VARIABLE)
+        if before is not None:
+            os.environ[_COMMAND_VARIABLE] = before
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
@@ -41,7 +63,7 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         *packages: further distributions whose versions matter.
     """
     return {
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": describe_command(),
         "tensor_dropout": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,

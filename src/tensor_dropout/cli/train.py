@@ -110,6 +110,10 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
         if part in result:
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in result[part].items())
             typer.echo(f"{part}: {numbers}")
+    if "baselines" in result:
+        names = {"mean": "the mean of the training targets", "ridge": "ridge regression on the inputs"}
+        numbers = "  ".join(f"{names[name]} {found['mae']:.4g}" for name, found in result["baselines"].items())
+        typer.echo(f"mae on the same test examples: {numbers}")
     typer.echo(
         f"{result['parameters']:,} parameters; {result['epochs']} epochs in {result['seconds']:.1f} s "
         f"({result['examples_per_second']:,.0f} examples/s, {result['device']}, {result['precision']}).\nWrote:"

@@ -12,6 +12,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout.experiments.recipes import Cell
 from tensor_dropout.progress import show_progress
+from tensor_dropout.records import handing_on_the_command
 
 Unit = list[Cell]
 """Cells that must follow each other: a run, then evaluations of it."""
@@ -69,7 +70,8 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
         submitit = import_extra("submitit", "cli", "reproduce")
         executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
         executor.update_parameters(name="tensor-dropout", **(_choose_resources(cluster) | resources))
-        jobs = [executor.submit(run_units, share, place) for share in deal(units, workers)]
+        with handing_on_the_command():
+            jobs = [executor.submit(run_units, share, place) for share in deal(units, workers)]
         try:
             _wait(jobs, cells, place, advance)
         except KeyboardInterrupt:

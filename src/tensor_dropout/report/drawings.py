@@ -132,27 +132,47 @@ def draw_noise(curves: Mapping[str, Sequence[Mapping[str, Any]]], stem: Path, ti
         return save_figure(figure, stem)
 
 
-def draw_surface(panels: Mapping[str, Sequence[tuple[float, float, float]]], stem: Path, title: str) -> list[Path]:
+@dataclass(frozen=True)
+class Point:
+    """One run of a surface.
+
+    Attributes:
+        rank: its name.
+        ratio: the compression ratio; None: not known, because the run did not end.
+        theta: θ.
+        accuracy: in %; None: there is none.
+        failed: whether that is because the run failed.
+    """
+
+    rank: str
+    ratio: float | None
+    theta: float
+    accuracy: float | None
+    failed: bool = False
+
+
+def draw_surface(panels: Mapping[str, Sequence[Point]], stem: Path, title: str) -> list[Path]:
     """Accuracy over compression ratio (in its order) and θ, a panel for each law, as coloured cells with numbers."""
-    values = [accuracy for points in panels.values() for _, _, accuracy in points]
+    points = [point for panel in panels.values() for point in panel]
+    values = [point.accuracy for point in points if point.accuracy is not None]
+    ranks = list(dict.fromkeys(point.rank for point in points))
+    ratios = {point.rank: f"{point.ratio:.1f}" for point in points if point.ratio is not None}
+    thetas = sorted({point.theta for point in points})
     with draw_figure(4.4 * len(panels), 3.4) as figure:
-        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
-        for axis, (panel, points) in zip(axes, panels.items(), strict=True):
-            ratios = sorted({ratio for ratio, _, _ in points})
-            thetas = sorted({theta for _, theta, _ in points})
-            grid = np.full((len(thetas), len(ratios)), np.nan)
-            for ratio, theta, accuracy in points:
-                grid[thetas.index(theta), ratios.index(ratio)] = accuracy
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        for axis, (panel, own) in zip(axes, panels.items(), strict=True):
+            grid = np.full((len(thetas), len(ranks)), np.nan)
+            for point in own:
+                row, column = thetas.index(point.theta), ranks.index(point.rank)
+                grid[row, column] = np.nan if point.accuracy is None else point.accuracy
+                dark = point.accuracy is not None and point.accuracy <= (min(values) + max(values)) / 2
+                text = "failed" if point.failed else "" if point.accuracy is None else f"{point.accuracy:.1f}"
+                axis.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if dark else "black")
             shades = axis.imshow(
                 grid, origin="lower", aspect="auto", cmap="viridis", vmin=min(values), vmax=max(values)
             )
-            middle = (min(values) + max(values)) / 2
-            for i, j in np.ndindex(*grid.shape):
-                if np.isfinite(grid[i, j]):
-                    ink = "black" if grid[i, j] > middle else "white"
-                    axis.text(j, i, f"{grid[i, j]:.1f}", ha="center", va="center", fontsize=7, color=ink)
             axis.grid(False)
-            axis.set_xticks(range(len(ratios)), [f"{ratio:.1f}" for ratio in ratios])
+            axis.set_xticks(range(len(ranks)), [ratios.get(rank, "?") for rank in ranks])
             axis.set_yticks(range(len(thetas)), [f"{theta:g}" for theta in thetas])
             axis.set(xlabel="compression ratio", title=panel)
         axes[0].set_ylabel("θ")
@@ -161,14 +181,18 @@ def draw_surface(panels: Mapping[str, Sequence[tuple[float, float, float]]], ste
         return save_figure(figure, stem)
 
 
-def describe_surface(panels: Mapping[str, Sequence[tuple[float, float, float]]]) -> str:
-    """The surface in words: its largest and smallest accuracy."""
+def describe_surface(panels: Mapping[str, Sequence[Point]]) -> str:
+    """The surface in words: its largest and smallest accuracy, and how many runs failed."""
     words = []
     for panel, points in panels.items():
-        best, worst = max(points, key=lambda point: point[2]), min(points, key=lambda point: point[2])
+        done = [(point.accuracy, point) for point in points if point.accuracy is not None]
+        ends = [
+            f"{accuracy:.1f} % (ratio {point.ratio:.1f}, θ = {point.theta:g})"
+            for accuracy, point in (min(done, key=lambda pair: pair[0]), max(done, key=lambda pair: pair[0]))
+        ]
+        failed = sum(point.failed for point in points)
         words.append(
-            f"{panel} from {worst[2]:.1f} % (ratio {worst[0]:.1f}, θ = {worst[1]:g}) "
-            f"to {best[2]:.1f} % (ratio {best[0]:.1f}, θ = {best[1]:g})"
+            f"{panel} from {ends[0]} to {ends[1]}" + (f", {failed} of {len(points)} runs failed" * (failed > 0))
         )
     return "; ".join(words) + "."
 

@@ -21,6 +21,7 @@ from tensor_dropout.data.base import Data
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import save
 from tensor_dropout.nets import build_net, rescale_
+from tensor_dropout.training.baselines import predict_ridge
 from tensor_dropout.training.checkpoint import read_latest, write_checkpoint
 from tensor_dropout.training.config import Config
 from tensor_dropout.training.evaluation import MAIN_METRIC, Outcome, evaluate, summarize
@@ -302,13 +303,30 @@ class Trainer:
                 result[part] = summarize(outcome, self.data.task)
         self.board.close()
         if self.process.is_first:
+            ridge = self.compare_baselines(result)
             last = "test" if "test" in result else "validation"
             if last in result:
-                self.folder.write_predictions(outcome, splits(self.data)[last], self.data.task)
+                self.folder.write_predictions(outcome, splits(self.data)[last], self.data.task, ridge=ridge)
             save(network.cpu(), self.folder.model_path)
             self.folder.finish(result)
         self.process.wait()
         return result
+
+    def compare_baselines(self, result: dict[str, Any]) -> Tensor | None:
+        """Put what a regression must beat into the result; the ridge's predictions, if there are any."""
+        if self.data.task != "regression" or "test" not in result:
+            return None
+        y = splits(self.data)["test"].targets
+        y = y.reshape(len(y), -1)
+        mean = self.targets.mean.cpu().expand(y.shape)
+        result["baselines"] = {"mean": summarize(Outcome(mean, y), "regression")}
+        ridge = predict_ridge(self.data, self.process.device)
+        if ridge is None:
+            return None
+        found = ridge.predictions.float().cpu()
+        chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
+        result["baselines"]["ridge"] = summarize(Outcome(found, y), "regression") | chosen
+        return found
 
 
 # Parts of the trainer.

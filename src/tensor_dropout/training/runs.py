@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from tensor_dropout.data.base import Data, Split
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.records import describe_environment, write_json
@@ -107,8 +109,8 @@ class RunFolder:
             if path.is_file() and path.suffix in (".pt", ".json", ".toml", ".csv", ".safetensors", ".jsonl"):
                 path.unlink(missing_ok=True)
 
-    def write_predictions(self, outcome: Outcome, split: Split, task: str) -> Path:
-        """One line per example: its name, its target and what the network said."""
+    def write_predictions(self, outcome: Outcome, split: Split, task: str, ridge: Tensor | None = None) -> Path:
+        """One line per example: its name, its target, what the network said and, if it is given, the ridge."""
         path = self.path / "predictions.csv"
         with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
@@ -121,10 +123,12 @@ class RunFolder:
             else:
                 columns = outcome.outputs.shape[1]
                 numbers = [""] if columns == 1 else [f"_{k}" for k in range(columns)]
-                kinds = ("target", "predicted") + (() if outcome.std is None else ("std",))
+                extras = {"std": outcome.std, "ridge": ridge}
+                given = {name: values for name, values in extras.items() if values is not None}
+                kinds = ("target", "predicted", *given)
                 writer.writerow(["name", *(kind + number for kind in kinds for number in numbers)])
                 targets = outcome.targets.reshape(outcome.outputs.shape)
-                parts = [targets, outcome.outputs] + ([] if outcome.std is None else [outcome.std])
+                parts = [targets, outcome.outputs, *given.values()]
                 for k, name in enumerate(split.names):
                     writer.writerow([name, *(f"{value:.6g}" for part in parts for value in part[k].tolist())])
         return path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensor_dropout.experiments.cells import Found
+from tensor_dropout.experiments.recipes import Cell as RunCell
 from tensor_dropout.experiments.recipes import describe_experiment
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
@@ -26,17 +28,14 @@ def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
     """Tables and a figure of the test accuracy; at full size, where they choose, the held-out images' too."""
     tables, pictures = [], []
     for preset, size in SIZES.items():
-        panels: dict[str, list[tuple[float, float, float]]] = {}
+        panels: dict[str, list[drawings.Point]] = {}
         label = label_of(experiment, preset)
         for runs in find_runs(experiment, bases, preset):
             tables.append(_tabulate(runs, "test", f"accuracy in %, {size}", label))
             if preset == "paper":
                 tables.append(_tabulate(runs, "validation", f"{_HELD_OUT}, {size}", label))
-            for cell, found in runs.found:
-                if found.state == "done" and found.result:
-                    accuracy = found.result["test"]["accuracy"]
-                    point = (found.result["compression_ratio"], cell.point["net.theta"], accuracy)
-                    panels.setdefault(runs.recipe.row, []).append(point)
+            if runs.results():
+                panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.found]
         if panels:
             stem = figures / f"{experiment}-{preset}"
             drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
@@ -44,6 +43,17 @@ def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
             caption = f"Accuracy over compression ratio and θ, {size}"
             pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
     return open_section(experiment, bases, tables=tables, figures=pictures)
+
+
+def _point(cell: RunCell, found: Found) -> drawings.Point:
+    done = found.result if found.state == "done" else None
+    return drawings.Point(
+        name_value(cell.point["net.rank"]),
+        None if done is None else done["compression_ratio"],
+        cell.point["net.theta"],
+        None if done is None else done["test"]["accuracy"],
+        found.state == "failed",
+    )
 
 
 def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:

@@ -1,0 +1,111 @@
+"""What a regression network must beat: the mean of the training targets, and ridge regression on the voxels.
+
+Both are fitted to the same training examples and scored on the same test examples as the network, so that every result
+stands beside them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tensor_dropout.data.base import Data, TensorSplit
+from tensor_dropout.data.batches import Batches
+
+CUBES = (2, 4, 8)
+"""Voxels are averaged over cubes of this edge first; the training examples choose which."""
+PENALTIES = tuple(10.0 ** (k / 2) for k in range(-6, 7))
+"""Of the ridge, in shares of the mean eigenvalue of the Gram matrix; the training examples choose."""
+MOST_EXAMPLES = 5_000
+MOST_BYTES = 4 * 2**30
+_POOLS = {3: F.avg_pool2d, 4: F.avg_pool3d}
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A fitted ridge regression in its dual form.
+
+    Attributes:
+        predictions: (n, T): for the test examples.
+        error: mean absolute leave-one-out error on the training examples.
+        cube: edge of the cubes over which voxels were averaged.
+        penalty: in shares of the mean eigenvalue.
+    """
+
+    predictions: Tensor
+    error: float
+    cube: int
+    penalty: float
+
+
+def predict_ridge(data: Data, device: torch.device | str = "cpu") -> Ridge | None:
+    """Ridge regression on the prepared pictures or volumes; None where it does not apply or would be too large.
+
+    Cubes and penalty are those with the smallest leave-one-out error on the training examples, which has a closed
+    form; the test examples choose nothing.
+
+    Args:
+        data: a regression whose inputs are pictures or volumes in memory.
+        device: where the products are computed.
+    """
+    kind = len(data.input_shape)
+    if data.task != "regression" or kind not in _POOLS or not 3 <= len(data.train) <= MOST_EXAMPLES:
+        return None
+    if not isinstance(data.train, TensorSplit) or not isinstance(data.test, TensorSplit):
+        return None
+    best: Ridge | None = None
+    for cube in CUBES:
+        cells = math.prod(size // cube for size in data.input_shape[1:]) * data.input_shape[0]
+        if cells == 0 or 8 * cells * len(data.train) > MOST_BYTES:
+            continue
+        train, test = (_list_features(data, split, cube, device) for split in (data.train, data.test))
+        found = fit_ridge(train, _columns(data.train.targets).to(train), test, cube)
+        best = found if best is None or found.error < best.error else best
+    return best
+
+
+def fit_ridge(train: Tensor, targets: Tensor, test: Tensor, cube: int = 1) -> Ridge:
+    """Ridge regression with an intercept, its penalty chosen by the exact leave-one-out error.
+
+    Args:
+        train: (n, p) features.
+        targets: (n, T).
+        test: (m, p) features.
+        cube: noted in the result.
+
+    Example:
+        >>> x = torch.arange(6.0, dtype=torch.float64)[:, None]
+        >>> fit_ridge(x, 2 * x + 1, torch.tensor([[10.0]], dtype=torch.float64)).predictions.round(decimals=1).item()
+        21.0
+    """
+    n, middle, centre = len(train), train.mean(0), targets.mean(0)
+    train, test, centred = train - middle, test - middle, targets - centre
+    values, vectors = torch.linalg.eigh(train @ train.T)
+    values = values.clamp(min=0)
+    rotated = vectors.T @ centred
+    best: tuple[float, float, Tensor] | None = None
+    for penalty in PENALTIES:
+        shrunk = values / (values + penalty * values.mean())
+        leverage = (vectors.square() @ shrunk) + 1 / n  # the intercept's share is 1/n
+        left_out = (centred - vectors @ (shrunk[:, None] * rotated)) / (1 - leverage).clamp(min=1e-9)[:, None]
+        error = float(left_out.abs().mean())
+        if best is None or error < best[0]:
+            best = error, penalty, vectors @ (rotated / (values + penalty * values.mean())[:, None])
+    assert best is not None
+    error, penalty, weights = best
+    return Ridge(test @ (train.T @ weights) + centre, error, cube, penalty)
+
+
+def _list_features(data: Data, split: TensorSplit, cube: int, device: torch.device | str) -> Tensor:
+    """(n, p) in float64: averages over cubes."""
+    pool = _POOLS[len(data.input_shape)]
+    batches = Batches(data, split, batch=16, device=device)
+    return torch.cat([pool(x.float(), cube).flatten(1).double() for x, _ in batches])
+
+
+def _columns(targets: Tensor) -> Tensor:
+    return targets.reshape(len(targets), -1).double()

@@ -1,0 +1,76 @@
+"""The committed records, and what README and docs say of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tensor_dropout.experiments.cells import find_cell
+from tensor_dropout.experiments.recipes import expand, list_experiments, load_recipes
+from tensor_dropout.robustness.outcomes import read_outcomes
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+sys.path.append(str(ROOT / "tools"))
+NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic") and (RESULTS / name).is_dir()]
+RUNS = [path.parent for name in NETWORKS for path in sorted((RESULTS / name).glob("*/cell.json"))]
+EVALUATIONS = [path.parent for path in sorted(RESULTS.glob("*/*/**/evaluation.json"))]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/reproduction.md"])
+def test_the_tables_of_a_page_are_what_the_records_say(page):
+    from write_tables import update
+
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text == update(text), f"{page} is stale; run: make tables"
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
+def test_a_committed_run_is_whole_and_of_its_recipe(run):
+    cells = {
+        cell.slug: cell
+        for recipe in load_recipes(run.parent.name, "paper")
+        for cell in expand(recipe, "paper", seeds=range(10))
+    }
+    found = find_cell(cells[run.name], RESULTS)
+    assert found.state in ("done", "failed")
+    record = json.loads((run / "run.json").read_text("utf-8"))
+    assert not record["data"]["simulated"]
+    assert len(record["environment"]["commit"]) == 40
+    for path in run.rglob("*.json"):
+        for machine in ("/root", "/tmp", "/dev/shm", "/work"):  # of the machine that ran it
+            assert machine not in path.read_text("utf-8")
+
+
+@pytest.mark.parametrize("folder", EVALUATIONS, ids=lambda folder: str(folder.relative_to(RESULTS)))
+def test_a_reported_accuracy_under_attack_is_that_of_the_stored_decisions(folder):
+    summary = json.loads((folder / "evaluation.json").read_text("utf-8"))["summary"]
+    outcomes = read_outcomes(folder)
+
+    def is_right(part):
+        return outcomes[part]["predicted"] == outcomes[part]["target"]
+
+    assert 100 * is_right("clean").mean() == pytest.approx(summary["clean"]["accuracy"])
+    attacks = [row for row in summary["attacks"] if not row["cumulative"]]
+    assert len(attacks) > 15
+    for row in attacks:
+        part = f"{row['protocol']}/{row['attack']}/{row['budget']}"
+        assert 100 * is_right(part).mean() == pytest.approx(row["accuracy"]), part
+    for row in summary["worst_case"]:
+        parts = [name for name in outcomes.names("adaptive/") if name.endswith(f"/{row['budget']}")]
+        survived = np.all([is_right(part) for part in parts], axis=0).mean()
+        assert row["adaptive"]["accuracy"] <= 100 * survived + 1e-9
+
+
+def test_the_repository_stays_small():
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git repository")
+    sizes = {name: (ROOT / name).stat().st_size for name in listed.stdout.decode().split("\0") if name}
+    assert sum(sizes.values()) < 10e6
+    assert not [name for name in sizes if name.endswith((".safetensors", ".pt"))]

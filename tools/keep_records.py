@@ -1,0 +1,74 @@
+"""Copy what a repository keeps of finished runs: ``python tools/keep_records.py SOURCE TARGET --commit REV``.
+
+SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
+records, every tenth epoch of the metrics, and of the outcomes under attack the decisions alone; weights and predictions
+are not. The commit is that of the code that ran, which a machine without its history cannot know. Folders of that
+machine become words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensor_dropout.records import write_json
+from tensor_dropout.training.runs import RunFolder
+from tensor_dropout.writing import replacing
+
+RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")
+
+
+def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> None:
+    """Copy the records of one run."""
+    for name in RECORDS:
+        if (source / name).is_file():
+            text = (source / name).read_text(encoding="utf-8")
+            for folder, word in words.items():
+                text = text.replace(folder, word)
+            record: dict[str, Any] = json.loads(text)
+            if "environment" in record:
+                record["environment"] |= {"commit": commit, "dirty": False}
+            record.pop("classes", None)  # a hundred names, in every record
+            write_json(target / name, record)
+    lines = [line for line in RunFolder(source).metrics() if line["epoch"] % 10 == 0]
+    if lines:
+        with replacing(target / "metrics.jsonl") as temporary:
+            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
+        keep_decisions(path, target / path.relative_to(source))
+
+
+def keep_decisions(source: Path, target: Path) -> None:
+    """Outcomes without what only says how sure a decision was, but for the clean examples and regressions."""
+    with np.load(source, allow_pickle=False) as file:
+        kept = {name: file[name] for name in file.files if _is_kept(name)}
+    with replacing(target) as temporary:
+        np.savez_compressed(temporary, **kept)
+
+
+def _is_kept(name: str) -> bool:
+    part, _, key = name.rpartition("/")
+    return part in ("", "clean", "validation") or key in ("predicted", "output", "std")
+
+
+def main() -> None:
+    """Copy all runs that ended, those that failed too."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--word", action="append", default=[], metavar="FOLDER=WORD", help="may be repeated")
+    said = parser.parse_args()
+    words = dict(word.split("=", 1) for word in said.word)
+    ends = ("result.json", "failed.json", "evaluation.json")
+    for run in sorted({path.parent for end in ends for path in said.source.glob(f"*/*/{end}")}):
+        keep_run(run, said.target / run.relative_to(said.source), said.commit, words)
+        print(run.relative_to(said.source))
+
+
+if __name__ == "__main__":
+    main()

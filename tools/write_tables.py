@@ -1,0 +1,103 @@
+"""Write the measured tables into README and docs, from the records in ``results`` alone: ``make tables``.
+
+A table stands between the comments ``<!-- table NAME:start -->`` and ``<!-- table NAME:end -->``; tests/test_results.py
+fails if one is not what the records say. Intervals of single cells and the rest are in ``tensor-dropout report``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from shrink_png import shrink_png
+
+from tensor_dropout.report.collect import build_section
+from tensor_dropout.report.model import Cell, Section, Table
+from tensor_dropout.report.text import escape_markdown
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/reproduction.md")
+PICTURES = {
+    "cifar100-paper.png": "docs/images/cifar100.png",
+    "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",
+    "cifar100-attacks-paper.png": "docs/images/cifar100-attacks.png",
+}
+
+
+@cache
+def load_section(experiment: str) -> Section:
+    """A section of the report, of the full size."""
+    return build_section(experiment, {"paper": ROOT / "results"}, _figures())
+
+
+@cache
+def _figures() -> Path:
+    return Path(tempfile.mkdtemp())
+
+
+def render(name: str) -> str:
+    """The Markdown of a table: "headline", or "EXPERIMENT K", the K-th table of an experiment, counted from 0.
+
+    Raises:
+        KeyError: if there is none.
+    """
+    if name == "headline":
+        return render_table(make_headline())
+    experiment, _, number = name.partition(" ")
+    return render_table(load_section(experiment).tables[int(number)])
+
+
+def make_headline() -> Table:
+    """One line for each head: the paper's accuracy, ours, and what attacks leave."""
+    accuracy, sizes, attacks, _ = load_section("cifar100").tables
+    left = {(row[0].text, row[1].text): row[2:] for row in attacks.rows}
+    rows = []
+    for row, size in zip(accuracy.rows, sizes.rows, strict=True):
+        head = row[0].text
+        middle, small = left[head, "8/255"], left[head, "2/255"]
+        rows.append([row[0], row[1], row[2], size[3], size[4], middle[0], middle[2], small[3], middle[3], middle[4]])
+    columns = ["head", "accuracy, paper", "accuracy, ours", "NLL", "ECE, %", "FGSM 8/255", "PGD 8/255"]
+    return Table("", [*columns, "adaptive 2/255", "adaptive 8/255", "audit"], rows)
+
+
+def render_table(table: Table) -> str:
+    """A table without footnotes and without what only concerns miniatures."""
+    kept = [k for k, head in enumerate(table.columns) if "miniature" not in head]
+    rows = [[row[k] for k in kept] for row in table.rows if "miniature" not in row[0].text]
+    head = [escape_markdown(table.columns[k]).removesuffix(", ours, full size") for k in kept]
+    lines = [head, ["---"] * len(kept), *([_write(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _write(cell: Cell) -> str:
+    text = escape_markdown(cell.text).replace("ours, full size, ", "").replace("ours, full size", "ours")
+    return f"*{text}*" if cell.state not in ("text", "paper", "ours") else text
+
+
+def update(text: str) -> str:
+    """A page with all its tables as the records have them."""
+    return re.sub(
+        r"(<!-- table ([\w -]+):start -->\n).*?(<!-- table \2:end -->)",
+        lambda found: f"{found[1]}\n{render(found[2])}\n\n{found[3]}",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def main() -> None:
+    """Rewrite the pages and the pictures."""
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for experiment in ("cifar100", "cifar100-surface", "cifar100-attacks"):
+        load_section(experiment)
+    for name, target in PICTURES.items():
+        if (_figures() / name).is_file():
+            shrink_png(_figures() / name, ROOT / target)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
