@@ -430,3 +430,42 @@ def test_ixi_loads_through_the_same_loader(tmp_path):
     assert [len(part) for part in (data.train, data.validation, data.test)] == [87, 29, 29]
     ages = torch.cat([part.targets for part in (data.train, data.validation, data.test)])
     assert 14 < float((ages - ages.mean()).abs().mean()) < 16
+
+
+# Augmentation.
+
+
+def test_strong_augmentation_is_a_choice(flat):
+    data = load(flat, augment="strong")
+    assert [type(change).__name__ for change in data.augment] == ["RandomAffine", "RandomFlip", "RandomContrast"]
+    assert [type(change).__name__ for change in load(flat).augment] == ["RandomShift", "RandomFlip"]
+    assert load(flat, augment=False).augment is None
+    prepared = data.prepare(data.train.inputs)
+    changed = data.augment(prepared)
+    assert changed.shape == prepared.shape
+    background = prepared.amin((1, 2, 3, 4))
+    assert background.max() < 0
+    torch.testing.assert_close(changed.amin((1, 2, 3, 4)), background)  # it stays, and nothing darker comes in
+
+
+def test_other_augmentation_is_refused_before_a_file_is_read(flat):
+    with pytest.raises(TensorDropoutError, match="nifti: augment must be True, False or 'strong', not 'mild'"):
+        load(flat, augment="mild")
+    assert not (flat / ".cache").exists()
+
+
+def test_strong_augmentation_can_be_set_on_the_command_line(monkeypatch):
+    from typer.testing import CliRunner
+
+    from tensor_dropout import cli
+
+    monkeypatch.setenv("COLUMNS", "500")
+    command = ["train", "--keys", "--data", "nifti", "--set"]
+    shown = CliRunner().invoke(cli.app, [*command, "data.options.augment=strong"])
+    assert shown.exit_code == 0, shown.output
+    assert '[data.options]\naugment = "strong"\n' in shown.output
+    assert "#   augment: flip left and right" in shown.output
+    assert "(bool | Literal['strong']; default True)" in shown.output
+    refused = CliRunner().invoke(cli.app, [*command, "data.options.augment=mild"])
+    assert refused.exit_code != 0
+    assert "data.options.augment is of type bool | Literal['strong'], got 'mild'" in refused.output

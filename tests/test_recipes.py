@@ -70,12 +70,21 @@ CIFAR = {
     "Randomized Tucker": {"accuracy": 76.05},
     "Randomized CP": {"accuracy": 76.19},
 }
-TABLES = {"imagenet": IMAGENET, "mri": MRI, "cifar100": CIFAR}
+TABLES = {"imagenet": IMAGENET, "mri": MRI | {"FC + dropout": {}}, "cifar100": CIFAR}
 FIGURES = {
     "synthetic-cp": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
     "synthetic-tucker": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
     "imagenet-attacks": list(ATTACKED),
     "mri-noise": list(MRI),
+    "mri-uncertainty": [
+        "FC, one variance for everybody",
+        "FC + dropout, 32 draws",
+        "FC, ensemble of all seeds",
+        "Randomized CP, 32 draws",
+        "Randomized CP, exact, one pass",
+        "Randomized Tucker, exact, one pass",
+    ],
+    "mri-tuning": [*MRI, "FC + dropout"],
     "cifar100-surface": [
         "Bernoulli R-TRL",
         "R-TRL with replacement",
@@ -92,6 +101,8 @@ WHERE = {
     "imagenet-attacks": "Table 2",
     "mri": "Table 3",
     "mri-noise": "Figure 5",
+    "mri-uncertainty": "Table 3",
+    "mri-tuning": "Table 3",
     "cifar100": "Table 4",
     "cifar100-surface": "Figure 7",
     "cifar100-attacks": "Figure 6",
@@ -165,6 +176,10 @@ def test_figures_have_no_printed_numbers():
             assert [recipe.printed for recipe in load_recipes(experiment, "paper")] == [{}] * len(FIGURES[experiment])
 
 
+def list_tuned():
+    return load_recipes("mri-tuning", "paper")
+
+
 def test_the_full_size_is_the_papers():
     """Section 5 of the paper, where it says anything."""
     steps = {"schedule.name": "step", "schedule.factor": 0.1}
@@ -195,10 +210,17 @@ def test_the_full_size_is_the_papers():
     for experiment in ("imagenet-attacks", "cifar100-attacks", "cifar100"):
         assert {recipe.settings["evaluation"]["images"] for recipe in load_recipes(experiment, "paper")} == {1000}
     for recipe in load_recipes("mri-noise", "paper"):
-        assert recipe.settings["evaluation"] == {"protocol": "none", "noise": ["gaussian"], "repeats": 5}
+        assert recipe.settings["evaluation"] == {"protocol": "none", "noise": ["gaussian", "rician"], "repeats": 5}
     seeds = {recipe.name: len(expand(recipe, "paper")) for recipe in load_recipes("cifar100", "paper")}
     assert seeds == {"fc": 3, "fc-dropout": 1, "trl-tucker": 1, "trl-cp": 1, "rtrl-tucker": 3, "rtrl-cp": 3}
-    assert all(len(expand(recipe, "paper")) >= 3 for recipe in load_recipes("mri", "paper"))
+    for recipe in load_recipes("mri", "paper"):  # every fold with at least two seeds, trained on all who are not tested
+        cells = expand(recipe, "paper")
+        assert len(cells) == 5 * (5 if recipe.name == "fc" else 2)
+        assert {cell.config["data.options.fold"] for cell in cells} == set(range(5))
+        assert {cell.config["data.options.validation"] for cell in cells} == {0}
+    trials = [sorted(cell.slug.partition("fold")[2] for cell in expand(recipe, "paper")) for recipe in list_tuned()]
+    assert all(own == trials[0] for own in trials)  # the same trials for every head
+    assert len(trials[0]) == 20
     for name in ("synthetic-cp", "synthetic-tucker"):
         white = Setting(format=name[10:], **synthetic.read_stages(name, "paper")["white"])
         assert (white.size, white.true_rank, white.rank) == (25, 10, 15)
@@ -255,7 +277,7 @@ def find_settings(cell, monkeypatch):
     """The settings that an evaluation of this cell would be run with."""
     asked = {}
 
-    def note(run, settings, *, out, images, root, device):
+    def note(run, settings, *, out, images, root, device, **prediction):
         asked.update(settings=settings, images=images, root=root)
 
     monkeypatch.setattr("tensor_dropout.robustness.runs.evaluate_run", note)
@@ -280,14 +302,19 @@ def test_every_recipe_validates(name, preset, monkeypatch):
     if "of" not in recipe.settings:
         assert len(cells) == recipe.settings["seeds"] * math.prod(map(len, grid.values()))
     assert len({cell.slug for cell in cells}) == len(cells)
-    known = {"label", "seeds", "grid", "evaluation", "of", "data", "net", "optimizer", "schedule", "run"}
+    known = {"label", "seeds", "grid", "variants", "evaluation", "of", "data", "net", "optimizer", "schedule", "run"}
     assert set(recipe.settings) <= known
     for cell in cells:
         config = resolve_config(overrides=complete(cell.of or cell, Place(Path("base"), {})))
         assert config.run.seed == (cell.of or cell).seed == cell.seed
+        trained = (cell.of or cell).config
         for key, value in cell.point.items():
-            table, _, field = key.partition(".")
-            assert getattr(getattr(config, table), field) == value
+            if key != "variant":
+                assert trained[key] == value
+                table, _, field = key.partition(".")
+                found = getattr(config, table)
+                name = field.removeprefix("options.")
+                assert (found.options[name] if field.startswith("options.") else getattr(found, field)) == value
         if cell.of is not None:
             assert cell.evaluation is not None
             assert f"{cell.of.experiment}/{cell.of.recipe}" == recipe.settings["of"]
@@ -311,6 +338,57 @@ def test_seeds_begin_where_they_are_told_to():
     assert [cell.config["run.seed"] for cell in cells] == [5, 6]
     evaluated = expand(find("imagenet-attacks/fc", "quick"), "quick", first_seed=5)
     assert [cell.of.slug for cell in evaluated] == [cell.slug for cell in evaluated] == ["fc-seed5"]
+
+
+def test_a_variant_is_settings_that_change_together(tmp_path):
+    defaults = """
+        [trial]
+        rows = ["a", "b"]
+        [trial.quick]
+        run.epochs = 3
+        grid."data.options.fold" = [0, 1]
+        grid.variant = ["slow", "fast"]
+        [trial.quick.variants.slow]
+        optimizer = { name = "sgd", lr = 0.1 }
+        [trial.quick.variants.fast]
+        optimizer = { name = "adam", lr = 1.0 }
+        schedule.name = "cosine"
+    """
+    chosen = """
+        row = "B"
+        [quick]
+        points = [{ data.options.fold = 0, variant = "fast" }, { data.options.fold = 1, variant = "slow" }]
+    """
+    root = write_recipes(tmp_path, defaults, a='row = "A"', b=chosen)
+    everything, own = (expand(recipe, "quick", root=root) for recipe in load_recipes("trial", "quick", root))
+    assert [cell.slug for cell in everything] == [
+        "a-fold0-slow-seed0",
+        "a-fold0-fast-seed0",
+        "a-fold1-slow-seed0",
+        "a-fold1-fast-seed0",
+    ]
+    assert [cell.slug for cell in own] == ["b-fold0-fast-seed0", "b-fold1-slow-seed0"]
+    assert own[0].config == everything[1].config | {"data.options.fold": 0}
+    assert own[0].config["optimizer.name"] == "adam"
+    assert own[0].config["schedule.name"] == "cosine"
+    assert "schedule.name" not in own[1].config
+    assert "variant" not in own[0].config
+    wrong = write_recipes(tmp_path / "wrong", defaults, a='row = "A"', b=chosen.replace('"fast"', '"fats"'))
+    with pytest.raises(td.TensorDropoutError, match=r"trial/b has no variant 'fats'; did you mean fast"):
+        expand(load_recipes("trial", "quick", wrong)[1], "quick", root=wrong)
+
+
+def test_an_ensemble_is_one_cell_of_all_seeds_for_each_point():
+    cells = expand(find("mri-uncertainty/fc-ensemble", "paper"), "paper")
+    assert [cell.point["data.options.fold"] for cell in cells] == [0, 1, 2, 3, 4]
+    for cell in cells:
+        assert [cell.of.seed, *(other.seed for other in cell.others)] == [0, 1, 2, 3, 4]
+        assert {str(other.point) for other in cell.others} == {str(cell.point)}
+        assert "ensemble" not in cell.evaluation
+    single = expand(find("mri-uncertainty/cp-exact", "paper"), "paper")
+    assert len(single) == 10
+    assert not any(cell.others for cell in single)
+    assert cells[0].identity() != replace(cells[0], others=cells[0].others[:1]).identity()
 
 
 # What a recipe may not be.
@@ -383,7 +461,7 @@ def test_recipes_are_in_the_package():
 
 # One step at full size.
 
-SHAPES = {"cifar100": (3, 32, 32), "imagefolder": (3, 224, 224), "nifti": (1, 90, 120, 120)}  # IXI's
+SHAPES = {"cifar100": (3, 32, 32), "imagefolder": (3, 224, 224), "nifti": (1, 80, 100, 100)}  # IXI's, cut to the brain
 SMALLEST = {"cifar100": (3, 32, 32), "imagefolder": (3, 193, 193), "nifti": (1, 65, 97, 97)}  # of equal features
 FEATURES = {"cifar100": (512, 4, 4), "imagefolder": (2048, 7, 7), "nifti": (512, 3, 4, 4)}
 OUTPUTS = {"cifar100": 100, "imagefolder": 1000, "nifti": 1}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import shutil
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -18,6 +21,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import tensor_dropout as td
+import tensor_dropout.robustness.runs  # a fixture replaces a function of it
 from tensor_dropout import cli
 from tensor_dropout.data import DATASETS
 from tensor_dropout.data.cifar import DATA_VARIABLE
@@ -30,7 +34,7 @@ from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
 from tensor_dropout.report.collect import build_section, collect
 from tensor_dropout.report.sections.runs import show_number
-from tensor_dropout.robustness.measures import metric_interval, proportion_interval, seed_interval
+from tensor_dropout.robustness.measures import bootstrap_interval, metric_interval, proportion_interval, seed_interval
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
 from tensor_dropout.training.step import Step
@@ -222,7 +226,7 @@ def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
                         missing[whose] += 1
         assert missing[MINI] == 0, section.id
         assert missing[FULL] > 0, section.id
-        figures = {"imagenet", "mri", "cifar100", "cifar100-tuning"}
+        figures = {"imagenet", "mri", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"}
         assert len(section.figures) == (0 if section.id in figures else 1)
         assert all(figure.svg.stat().st_size > 1000 and figure.alt for figure in section.figures)
     verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.sections if section.verdicts}
@@ -801,7 +805,7 @@ def test_a_report_of_all_states(in_all_states, tmp_path):
 
 def test_one_broken_curve_leaves_the_others(in_all_states, tmp_path):
     section = section_of("mri-noise", in_all_states.base, tmp_path)
-    rows = {row[0].text: {cell.state for cell in row[1:]} for row in section.tables[1].rows}
+    rows = {row[0].text: {cell.state for cell in row[1:]} for row in section.tables[2].rows}
     assert rows == {
         "FC": {"damaged"},
         "Tucker": {"ours"},
@@ -1005,19 +1009,22 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
 
 def test_noise_of_one_run_has_the_records_interval_of_several_students(everything, tmp_path):
     section = section_of("mri-noise", everything.base, tmp_path)
-    own = section.tables[1]
-    for row, cell in zip(own.rows, list_cells("mri-noise"), strict=True):
+    for (table, family), (row, cell) in product(
+        zip(section.tables[2:], ("gaussian", "rician"), strict=True), enumerate(list_cells("mri-noise"))
+    ):
+        row = table.rows[row]
         summary = find_cell(cell, everything.base).evaluation["summary"]
-        measured = [summary["clean"], *summary["noise"]]
+        measured = [summary["clean"], *(each for each in summary["noise"] if each["corruption"] == family)]
+        assert len(measured) == 6
         assert [shown.text for shown in row[1:]] == [f"{each['mae']:.2f}" for each in measured]
         for shown, each in zip(row[1:], measured, strict=True):
             assert shown.detail == f"95 % interval {each['low']:.2f} to {each['high']:.2f}, 1 run"
     cells = expand(load_recipes("mri-noise", "paper")[0], "paper")
     values = ((3.0, 6.0), (4.0, 7.0), (5.0, 11.0))
-    for cell, (clean, noisy) in zip(cells, values, strict=True):
+    for cell, (clean, noisy) in zip(cells[:3], values, strict=True):
         ends = {"low": 0.0, "high": 1.0}
         row = {"corruption": "gaussian", "level": 4.0, "mae": noisy, **ends}
-        other = {"corruption": "blur", "level": 4.0, "mae": 99.0, **ends}
+        other = {"corruption": "rician", "level": 4.0, "mae": 99.0, **ends}
         forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": clean, **ends}, "noise": [row, other]}})
     table = section_of("mri-noise", tmp_path, tmp_path / "figures", "paper").tables[0]
     assert table.columns == ["head", "clean", "SNR 4"]
@@ -1026,6 +1033,93 @@ def test_noise_of_one_run_has_the_records_interval_of_several_students(everythin
     for cell, column in zip(shown[1:], zip(*values, strict=True), strict=True):
         low, high = seed_interval(column)
         assert cell.detail == f"95 % interval {low:.2f} to {high:.2f}, 3 runs"
+
+
+def forge_people(base, recipe, make):
+    """Predictions of every fold and seed of a recipe of "mri" at full size; ``make(age, seed)`` predicts."""
+    ages = np.linspace(20, 80, 50)
+    found = {}
+    for cell in expand(load_recipe("mri", recipe), "paper"):
+        fold = cell.point["data.options.fold"]
+        folder = forge(cell, base, {"test": {"mae": 1.0}, "compression_ratio": None})
+        age = ages[fold::5]
+        predicted = make(age, cell.seed)
+        lines = [
+            f"p{fold}-{k},{a},{p},{2 + k % 2},{a + 9}" for k, (a, p) in enumerate(zip(age, predicted, strict=True))
+        ]
+        (folder / "predictions.csv").write_text("name,target,predicted,std,ridge\n" + "\n".join(lines) + "\n", "utf-8")
+        found.setdefault(cell.seed, []).append(predicted - age)
+    return np.abs([np.concatenate(each) for each in found.values()])
+
+
+def load_recipe(experiment, name, preset="paper"):
+    return next(recipe for recipe in load_recipes(experiment, preset) if recipe.name == name)
+
+
+def test_folds_are_put_together_person_by_person(tmp_path):
+    noise = np.random.default_rng(0).normal(0, 3, 10)
+    fc = forge_people(tmp_path, "fc", lambda age, seed: 25 + 0.5 * age + noise)
+    cp = forge_people(tmp_path, "rtrl-cp", lambda age, seed: age + 2 + seed)
+    section = section_of("mri", tmp_path, tmp_path / "figures", "paper")
+    low, high = bootstrap_interval(fc)
+    shown = cell_at(section, "FC", FULL)
+    assert shown.text == f"{fc.mean():.2f} [{low:.2f}, {high:.2f}]"
+    assert shown.detail == "5 seeds × 5 folds, 50 people; bootstrap over people and seeds"
+    assert cell_at(section, "Randomized CP", FULL).text == "2.50 [2.00, 3.00]"
+    assert cell_at(section, "Tucker", FULL).state == "not run"
+    assert cell_at(section, "Randomized CP", "paper").text == "2.58"
+    assert cell_at(section, "FC + dropout", "paper").text == ""
+    people = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
+    mean, difference, _, _, slope, corrected = people["FC"]
+    assert (mean, difference) == (shown.text, "")
+    assert float(slope) == pytest.approx(-0.5, abs=0.1)
+    assert float(corrected) < fc.mean()  # regression towards the mean was most of the error
+    assert people["Randomized CP"][1].startswith(f"{(fc.mean(0) - cp.mean(0)).mean():.2f} [")
+    assert people["Randomized CP"][2:5] == ["1.00", "0.98", "0.00"]
+    assert people["ridge regression on the voxels"][0] == "9.00 [9.00, 9.00]"
+    assert people["the mean of the training ages"][2] == ""
+    assert float(people["the mean of the training ages"][0].split()[0]) == pytest.approx(15.3, abs=0.3)
+    assert set(people["Tucker"]) == {"not run"}
+    assert "Randomized CP 2.0 years off on average" in section.figures[0].alt
+
+
+def test_uncertainty_is_widened_by_what_other_folds_leave_over(tmp_path):
+    rng = np.random.default_rng(0)
+    errors = {}
+    for cell in expand(load_recipe("mri-uncertainty", "cp-exact"), "paper"):
+        folder = forge(cell, tmp_path, evaluation={"summary": {}})
+        outcomes = Outcomes(folder / "outcomes.npz", {})
+        outcomes.set_examples(torch.zeros(200), [str(k) for k in range(200)])
+        error = rng.normal(0, 5, (200, 1))
+        errors.setdefault(cell.seed, []).append(error)
+        outcomes.add("clean", {}, {"output": error, "std": np.full((200, 1), 3.0)}, 0.25)
+    rows = section_of("mri-uncertainty", tmp_path, tmp_path, "paper").tables[0].rows
+    shown = next([cell.text for cell in row[1:]] for row in rows if row[0].text == "Randomized CP, exact, one pass")
+    error = np.abs(np.concatenate([each for own in errors.values() for each in own]))
+    assert shown[0] == f"{error.mean():.2f}"
+    assert shown[1] == "3.00"
+    assert shown[2] == f"{100 * (error < 1.96 * 3).mean():.0f} %"
+    assert float(shown[3].rstrip(" %")) == pytest.approx(95, abs=1.5)  # 3² + 4² is the variance that there is
+    assert float(shown[4]) == pytest.approx(math.log(5) + 0.5 * math.log(2 * math.pi) + 0.5, abs=0.03)
+    assert shown[6] == "1.25"  # five folds of a quarter of a second
+    assert {cell.state for cell in rows[0][1:]} == {"not run"}
+
+
+def test_an_ensemble_is_evaluated_after_all_its_members(edit, tmp_path, started):
+    edit("mri-uncertainty/fc-ensemble", 'presets = ["paper"]', "")
+    edit("mri/fc", "[both]", "[quick]\nseeds = 2\n\n[both]")
+    said = reproduce(tmp_path, "mri-uncertainty/fc-ensemble", "mri-noise/fc")
+    assert "3 of 3 runs were to do; now 3 done." in said
+    assert sorted(started[:-1]) == [
+        ("evaluate", "mri-noise/fc-seed0"),
+        ("evaluate", "mri-noise/fc-seed1"),
+        ("train", "mri/fc-seed0"),
+        ("train", "mri/fc-seed1"),
+    ]
+    assert started[-1] == ("evaluate", "mri-uncertainty/fc-ensemble-seed0")
+    record = json.loads((tmp_path / "mri-uncertainty" / "fc-ensemble-seed0" / "evaluation.json").read_text("utf-8"))
+    assert len(record["identity"]["networks"]) == 2
+    assert record["summary"]["clean"]["width_95"] > 0
 
 
 def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):

@@ -1,8 +1,8 @@
 """Copy what a repository keeps of finished runs: ``python tools/keep_records.py SOURCE TARGET --commit REV``.
 
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
-records, every tenth epoch of the metrics, and of the outcomes under attack the decisions alone; weights and predictions
-are not. The commit is that of the code that ran, which a machine without its history cannot know. Folders of that
+records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
+regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know. Folders of that
 machine become words.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> 
     if lines:
         with replacing(target / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    if (source / "result.json").is_file() and json.loads((source / "result.json").read_text())["task"] == "regression":
+        shutil.copyfile(
+            source / "predictions.csv", target / "predictions.csv"
+        )  # a line per scan: few, and all is made of them
     for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
         keep_decisions(path, target / path.relative_to(source))
 

@@ -23,10 +23,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from tensor_dropout.data.augment import RandomFlip, RandomShift
+from tensor_dropout.data.augment import augment_volumes
 from tensor_dropout.data.base import (
     Data,
     Split,
@@ -91,7 +91,7 @@ def load_nifti(
     fold: int = 0,
     test: float = 0.2,
     validation: float = 0.25,
-    augment: bool = True,
+    augment: bool | Literal["strong"] = True,
     memory: float = 2.0,
     cache: str | Path | None = None,
     provenance: str | None = None,
@@ -117,7 +117,8 @@ def load_nifti(
         fold: which fold is tested, 0 to folds - 1.
         test: fraction (or number) of the subjects to test on; not used with folds.
         validation: fraction (or number) of the subjects that are not tested, held out for choosing.
-        augment: flip left and right and shift by at most two voxels, in training.
+        augment: flip left and right and shift by at most two voxels, in training; "strong" flips, turns by at most 10
+            degrees about every axis, zooms by 10 %, moves by 5 % and bends the contrast: for small sets.
         memory: the most gigabytes of volumes to hold in memory; larger sets stream from the cache.
         cache: folder for the prepared volumes; by default ROOT/.cache, or the user's cache folder if that is read-only.
         provenance: one sentence with source and licence, shown with every result.
@@ -131,6 +132,7 @@ def load_nifti(
     import_extra("nibabel", "nifti", "nifti")
     choose("nifti", "missing", missing, ("error", "skip"))
     choose("nifti", "crop", crop, ("brain", "common", None))
+    changes = augment_volumes("nifti", augment, pixels=2)
     base = find_root(root)
     columns = [target] if isinstance(target, str) else list(target)
     found = match_images(base, read_table(base, table, subject, columns), images, missing)
@@ -154,7 +156,7 @@ def load_nifti(
         classes=None,
         target=", ".join(columns),
         prepare=StandardizeImages(),
-        augment=nn.Sequential(RandomShift(2, fill="edge"), RandomFlip(2)) if augment else None,
+        augment=changes,
         simulated=False,
         provenance=provenance or describe_source(base, found),
         bounds=(0.0, 255.0) if recipe.dtype == "uint8" else None,

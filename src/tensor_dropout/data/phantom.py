@@ -15,11 +15,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.data.augment import RandomFlip, RandomShift
+from tensor_dropout.data.augment import augment_volumes
 from tensor_dropout.data.base import (
     Data,
     StandardizeImages,
@@ -89,7 +90,7 @@ def load_phantom(
     ages: Sequence[float] = (20.0, 80.0),
     validation: float = 0.25,
     test: float = 0.2,
-    augment: bool = True,
+    augment: bool | Literal["strong"] = True,
 ) -> Data:
     """Simulated brain-age volumes: an age in years behind each.
 
@@ -100,7 +101,8 @@ def load_phantom(
         ages: the youngest and the oldest age in years; uniform between them.
         validation: fraction (or number) of the heads that are not tested, held out for choosing.
         test: fraction (or number) of the heads, held out for testing.
-        augment: flip left and right and shift by one voxel, in training.
+        augment: flip left and right and shift by one voxel, in training; "strong" flips, turns by at most 10 degrees
+            about every axis, zooms by 10 %, moves by 5 % and bends the contrast.
 
     Returns:
         Volumes (n, 1, *size) in uint8, ages in float32, ``simulated=True``.
@@ -114,6 +116,7 @@ def load_phantom(
         (torch.Size([6, 1, 16, 20, 16]), 'age', True)
     """
     require_positive("phantom", "n", n)
+    changes = augment_volumes("phantom", augment, pixels=1)
     size = check_size("phantom", size, axes=3)
     heads = simulate_heads(draw_ages(n, ages, seed), size=size, seed=seed)
     names = [f"phantom-{i:05d}" for i in range(n)]
@@ -132,7 +135,7 @@ def load_phantom(
         classes=None,
         target="age",
         prepare=StandardizeImages(),
-        augment=nn.Sequential(RandomShift(1, fill="edge"), RandomFlip(2)) if augment else None,
+        augment=changes,
         simulated=True,
         provenance=f"SIMULATED: {n} parametric heads drawn by tensor-dropout (BSD-3-Clause), seed {seed}; no person.",
         bounds=(0.0, 255.0),

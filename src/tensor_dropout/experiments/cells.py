@@ -118,8 +118,11 @@ def run_cell(cell: Cell, place: Place) -> str:
             run, out = folder, folder / "evaluation"
         else:
             run, out = place.base / cell.of.experiment / cell.of.slug, folder
-            if find_cell(cell.of, place.base).state != "done":
-                raise TensorDropoutError(f"the run that it evaluates, {cell.of.experiment}/{cell.of.slug}, is not done")
+            for source in (cell.of, *cell.others):
+                if find_cell(source, place.base).state != "done":
+                    raise TensorDropoutError(
+                        f"the run that it evaluates, {source.experiment}/{source.slug}, is not done"
+                    )
         if cell.evaluation is not None:
             evaluate_cell(cell, run, out, place)
     except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
@@ -174,7 +177,7 @@ def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
 
     assert cell.evaluation is not None
     options = dict(cell.evaluation)
-    images = options.pop("images", None)
+    prediction = {key: options.pop(key) for key in ("images", "mode", "samples") if key in options}
     options["noise"] = tuple(options.pop("noise", ())) or ("none",)
     name = (cell.of or cell).config["data.name"]
     root = place.roots.get(name)
@@ -182,7 +185,8 @@ def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
         run,
         Settings(**options),
         out=out,
-        images=images,
+        **{"images": None, **prediction},
+        ensemble=[place.base / other.experiment / other.slug for other in cell.others],
         root=None if root is None else Path(root),
         device=place.device,
     )

@@ -58,8 +58,11 @@ def run_cells(
     wanted = {"missing", "failed", "damaged", *(["stale"] if place.rerun_stale else [])}
     pending = [cell for cell in cells if states[cell.experiment, cell.slug] in wanted]
     check_data(pending, place)
-    if pending:
-        run_sweep(group_cells(pending), place, workers=workers, cluster=cluster, **resources)
+    ensembles = [cell for cell in pending if cell.others]  # after all their members, which several processes train
+    members = [source for cell in ensembles for source in (cell.of, *cell.others) if source is not None]
+    for wave in (_list_once([*members, *(cell for cell in pending if not cell.others)]), ensembles):
+        if wave:
+            run_sweep(group_cells(wave), place, workers=workers, cluster=cluster, **resources)
     found = [find_cell(cell, place.base) for cell in cells]
     count = Counter(each.state for each in found)
     now = ", ".join(f"{number} {state}" for state, number in count.items())
@@ -72,6 +75,10 @@ def run_cells(
             f"  {count['stale']} records are stale: their recipes were changed since; --rerun-stale runs them again",
             highlight=False,
         )
+
+
+def _list_once(cells: list[Cell]) -> list[Cell]:
+    return list({(cell.experiment, cell.slug): cell for cell in cells}.values())
 
 
 def check_data(cells: list[Cell], place: Place) -> None:

@@ -18,6 +18,8 @@ Preset = Literal["quick", "paper"]
 ROOT = Path(__file__).parents[1] / "recipes"
 _RECIPE_KEYS = {"row", "printed", "presets", "both", "paper", "quick"}
 _CONFIG = ("data", "net", "optimizer", "schedule", "run")
+VARIANT = "variant"
+"""The key of a point that names one of the experiment's variants: settings that change together."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Cell:
         config: dotted keys of the training config; empty if another experiment's run is evaluated.
         evaluation: settings of the evaluation; None: none.
         of: the cell whose run is evaluated; None: its own.
+        others: cells whose runs are averaged with that one, as an ensemble.
     """
 
     experiment: str
@@ -62,6 +65,7 @@ class Cell:
     config: dict[str, Any] = field(default_factory=dict)
     evaluation: dict[str, Any] | None = None
     of: Cell | None = None
+    others: tuple[Cell, ...] = ()
 
     @property
     def slug(self) -> str:
@@ -71,13 +75,17 @@ class Cell:
             >>> Cell("cifar100-surface", "bernoulli", "", 0, {"net.rank": [24, 2, 2], "net.theta": 0.8}).slug
             'bernoulli-rank24x2x2-theta0.8-seed0'
         """
-        words = [f"{key.rpartition('.')[2]}{_write(value)}" for key, value in self.point.items()]
+        words = [
+            ("" if key == VARIANT else key.rpartition(".")[2]) + _write(value) for key, value in self.point.items()
+        ]
         return "-".join([self.recipe, *words, f"seed{self.seed}"])
 
     def identity(self) -> dict[str, Any]:
         """What its record depends on; a record of another identity is stale."""
         own: dict[str, Any] = {"config": _essential(self.config), "evaluation": self.evaluation}
-        return own | ({} if self.of is None else {"of": {"config": _essential(self.of.config)}})
+        sources = {} if self.of is None else {"of": {"config": _essential(self.of.config)}}
+        others = {"others": [_essential(cell.config) for cell in self.others]} if self.others else {}
+        return own | sources | others
 
 
 _FREE = ("run.threads", "run.evaluate_every")
@@ -179,7 +187,7 @@ def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:
 def expand(
     recipe: Recipe, preset: str, first_seed: int = 0, root: Path = ROOT, *, seeds: Sequence[int] | None = None
 ) -> list[Cell]:
-    """The cells of a recipe: every point of its grid with every seed.
+    """The cells of a recipe: every point of its grid, or of its list of points, with every seed.
 
     Args:
         recipe: the recipe.
@@ -189,10 +197,10 @@ def expand(
         seeds: these instead.
 
     Raises:
-        TensorDropoutError: if it evaluates runs of a recipe that does not exist.
+        TensorDropoutError: if it names a recipe or a variant that does not exist.
     """
     settings = recipe.settings
-    evaluation = settings.get("evaluation")
+    evaluation = dict(settings["evaluation"]) if "evaluation" in settings else None
     if "of" in settings:
         other, _, name = settings["of"].partition("/")
         found = [each for each in load_recipes(other, preset, root) if each.name == name]
@@ -200,20 +208,49 @@ def expand(
             raise TensorDropoutError(
                 f"recipes: {recipe.experiment}/{recipe.name} is of {settings['of']!r}, which is none"
             )
+        runs = expand(found[0], preset, first_seed, root, seeds=seeds)
+        members: dict[str, list[Cell]] = {}
+        for run in runs:  # the runs that may form an ensemble differ in their seeds alone
+            members.setdefault(repr(run.point), []).append(run)
+        if evaluation is not None and evaluation.pop("ensemble", False):
+            chosen = [(own[0], tuple(own[1:])) for own in members.values()]
+        else:
+            chosen = [(run, ()) for run in runs]
         return [
-            Cell(recipe.experiment, recipe.name, recipe.row, run.seed, run.point, {}, evaluation, run)
-            for run in expand(found[0], preset, first_seed, root, seeds=seeds)
+            Cell(recipe.experiment, recipe.name, recipe.row, run.seed, run.point, {}, evaluation, run, others)
+            for run, others in chosen
         ]
     tables = {key: settings[key] for key in _CONFIG if key in settings}
     config = flatten(tables)
-    grid = settings.get("grid", {})
     cells = []
-    for values in itertools.product(*grid.values()):
-        point = dict(zip(grid, values, strict=True))
+    for point in _list_points(settings):
+        varied = {key: value for key, value in point.items() if key != VARIANT}
+        if VARIANT in point:
+            varied |= flatten(_find_variant(recipe, point[VARIANT], preset, root))
         for seed in seeds or range(first_seed, first_seed + settings.get("seeds", 1)):
-            own = {**config, **point, "run.seed": seed}
+            own = {**config, **varied, "run.seed": seed}
             cells.append(Cell(recipe.experiment, recipe.name, recipe.row, seed, point, own, evaluation))
     return cells
+
+
+def _list_points(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Those of the list ``points``, or all combinations of the grid."""
+    if "points" in settings:
+        return [flatten(point) for point in settings["points"]]
+    grid = settings.get("grid", {})
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _find_variant(recipe: Recipe, name: str, preset: str, root: Path) -> Mapping[str, Any]:
+    """The settings of a variant; ``variants`` may name the experiment that has them."""
+    variants = recipe.settings.get("variants", {})
+    if isinstance(variants, str):
+        variants = describe_experiment(variants, root).get(preset, {}).get("variants", {})
+    if name not in variants:
+        raise TensorDropoutError(
+            f"recipes: {recipe.experiment}/{recipe.name} has no variant {name!r}; {suggest(name, variants)}"
+        )
+    return variants[name]
 
 
 def flatten(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tensor_dropout.experiments.recipes import list_experiments
 from tensor_dropout.report.model import Report, Section
+from tensor_dropout.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout.report.sections.attacks import build_attacks
 from tensor_dropout.report.sections.grids import build_surface, build_tuning
 from tensor_dropout.report.sections.noise import build_noise
@@ -20,7 +21,10 @@ _BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
     "synthetic-tucker": build_synthetic,
     "imagenet-attacks": build_attacks,
     "cifar100-attacks": build_attacks,
+    "mri": build_ages,
     "mri-noise": build_noise,
+    "mri-uncertainty": build_uncertainty,
+    "mri-tuning": build_tuning,
     "cifar100-surface": build_surface,
     "cifar100-tuning": build_tuning,
 }

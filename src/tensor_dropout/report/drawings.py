@@ -113,23 +113,54 @@ def describe_curves(panels: Mapping[str, Mapping[str, Curve]]) -> str:
     return "; ".join(words) + "."
 
 
-def draw_noise(curves: Mapping[str, Sequence[Mapping[str, Any]]], stem: Path, title: str) -> list[Path]:
-    """MAE over SNR with bands, a curve for each head; clean is a dashed line of its colour."""
-    with draw_figure(5.2, 3.4) as figure:
-        axis = figure.subplots()
-        for k, (label, rows) in enumerate(curves.items()):
-            noisy = sorted((row for row in rows if row["level"] is not None), key=lambda row: row["level"])
-            levels = [row["level"] for row in noisy]
-            axis.fill_between(
-                levels, [row["low"] for row in noisy], [row["high"] for row in noisy], color=COLORS[k], alpha=0.2
-            )
-            axis.plot(levels, [row["mae"] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
-            axis.axhline(rows[0]["mae"], color=COLORS[k], linestyle=":", linewidth=0.9)
-        axis.set_xscale("log", base=2)
-        axis.set_xticks(levels, [f"{level:g}" for level in levels])
-        axis.set(xlabel="SNR, σ²(signal)/σ²(noise)", ylabel="MAE, years", title=title)
-        axis.legend(fontsize=7)
+Levels = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Head -> the numbers of each level of noise, the clean one first."""
+
+
+def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Path]:
+    """MAE over SNR with bands, a panel for each noise, a curve for each head; clean is a dotted line of its colour."""
+    with draw_figure(4.4 * len(panels), 3.4) as figure:
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        for axis, (noise, curves) in zip(axes, panels.items(), strict=True):
+            for k, (label, rows) in enumerate(curves.items()):
+                noisy = sorted((row for row in rows if row["level"] is not None), key=lambda row: row["level"])
+                levels = [row["level"] for row in noisy]
+                low, high = ([row[end] for row in noisy] for end in ("low", "high"))
+                axis.fill_between(levels, low, high, color=COLORS[k], alpha=0.2)
+                axis.plot(levels, [row["mae"] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
+                axis.axhline(rows[0]["mae"], color=COLORS[k], linestyle=":", linewidth=0.9)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(levels, [f"{level:g}" for level in levels])
+            axis.set(xlabel="SNR, σ²(signal)/σ²(noise)", title=f"{noise} noise")
+        axes[0].set_ylabel("MAE, years")
+        axes[0].legend(fontsize=7)
+        figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)
+
+
+Ages = Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+"""Head -> true ages, predicted ages and, if there are any, standard deviations."""
+
+
+def draw_ages(panels: Ages, stem: Path, title: str) -> list[Path]:
+    """Predicted over true age, a panel for each head; standard deviations as bars."""
+    ages = np.concatenate([age for age, _, _ in panels.values()])
+    ends = [float(ages.min()) - 3, float(ages.max()) + 3]
+    with draw_figure(2.3 * len(panels) + 0.6, 2.9) as figure:
+        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
+        for axis, (head, (age, predicted, std)) in zip(axes, panels.items(), strict=True):
+            axis.plot(ends, ends, color=COLORS[6], linewidth=0.9)
+            axis.errorbar(age, predicted, std, fmt="o", markersize=2.5, linewidth=0.6, color=COLORS[0])
+            axis.set(xlabel="age, years", title=head)
+        axes[0].set_ylabel("predicted age")
+        figure.suptitle(title, fontsize=10)
+        return save_figure(figure, stem)
+
+
+def describe_ages(panels: Ages) -> str:
+    """The picture in words."""
+    errors = {head: float(np.abs(predicted - age).mean()) for head, (age, predicted, _) in panels.items()}
+    return ", ".join(f"{head} {error:.1f} years off on average" for head, error in errors.items()) + "."
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tensor_dropout.report.sections.runs import (
     show_score,
 )
 
-_HELD_OUT = "accuracy in % on held-out training images"
+METRICS = {"accuracy": "accuracy in %", "mae": "mean absolute error in years"}
 
 
 def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
@@ -33,7 +33,9 @@ def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
         for runs in find_runs(experiment, bases, preset):
             tables.append(_tabulate(runs, "test", f"accuracy in %, {size}", label))
             if preset == "paper":
-                tables.append(_tabulate(runs, "validation", f"{_HELD_OUT}, {size}", label))
+                tables.append(
+                    _tabulate(runs, "validation", f"accuracy in % on held-out training images, {size}", label)
+                )
             if runs.results():
                 panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.found]
         if panels:
@@ -58,31 +60,34 @@ def _point(cell: RunCell, found: Found) -> drawings.Point:
 
 def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
     """Tables of what the held-out images say."""
+    metric = describe_experiment(experiment)["metrics"][0]
+    what = f"{METRICS[metric]} on held-out training {'images' if metric == 'accuracy' else 'scans'}"
     tables = [
-        _tabulate(runs, "validation", f"{_HELD_OUT}, {size}", label_of(experiment, preset))
+        _tabulate(runs, "validation", f"{what}, {size}", label_of(experiment, preset), metric)
         for preset, size in SIZES.items()
         for runs in find_runs(experiment, bases, preset)
     ]
-    notes = ["Held-out training images choose; the test images of these runs choose nothing and are not shown."]
+    notes = ["Held-out training examples choose; the test examples of these runs choose nothing and are not shown."]
     return open_section(experiment, bases, tables=tables, notes=notes)
 
 
-def _tabulate(runs: Runs, part: str, caption: str, label: str) -> Table:
+def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:
     """The last key of the grid across, the one before it down."""
     *down, across = runs.found[0][0].point
+    ranked = "net.rank" in down
     values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
     rows: dict[str, list[Cell]] = {}
     for name in dict.fromkeys(_name(cell.point, down) for cell, _ in runs.found):
         own = [(cell, found) for cell, found in runs.found if _name(cell.point, down) == name]
         ratios = [result["compression_ratio"] for result in Runs(runs.recipe, own).results()]
-        first = [Cell(name), Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if down else [Cell("")]
+        ratio = [Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if ranked else []
         scores = [
-            show_score(Runs(runs.recipe, [each for each in own if each[0].point[across] == value]), "accuracy", part)
+            show_score(Runs(runs.recipe, [each for each in own if each[0].point[across] == value]), metric, part)
             for value in values
         ]
-        rows[name] = [*first, *scores]
-    head = [name_key(down[0]), "compression ratio"] if down else [""]
-    columns = [*head, *(f"{name_key(across)} = {value:g}" for value in values)]
+        rows[name] = [Cell(name), *ratio, *scores]
+    head = [name_key(down[0]) if down else "", *(["compression ratio"] if ranked else [])]
+    columns = [*head, *(f"{name_key(across)} = {name_value(value)}" for value in values)]
     return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()), label=label)
 
 

@@ -1,4 +1,4 @@
-"""Networks under white Gaussian noise."""
+"""Networks under noise, family by family."""
 
 from __future__ import annotations
 
@@ -21,28 +21,31 @@ def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
     tables, pictures = [], []
     for preset, size in SIZES.items():
         networks = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
-        caption = f"Mean absolute error in years under white Gaussian noise, {size}"
-        table, curves = tabulate_noise(networks, caption, label_of(experiment, preset))
-        tables.append(table)
-        if curves:
+        label, panels = label_of(experiment, preset), {}
+        for family in describe_experiment(experiment)["both"]["evaluation"]["noise"]:
+            caption = f"Mean absolute error in years under {_NAMES[family]} noise, {size}"
+            table, panels[_NAMES[family]] = tabulate_noise(networks, caption, label, family)
+            tables.append(table)
+        if any(panels.values()):
             stem = figures / f"{experiment}-{preset}"
-            drawings.draw_noise(curves, stem, f"{describe_experiment(experiment)['title']}, {size}")
-            alt = (
-                f"Mean absolute error over SNR for {', '.join(curves)}, with bands of 95 %; it grows as the SNR falls."
-            )
-            label = label_of(experiment, preset)
+            drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            heads = ", ".join(next(iter(panels.values())))
+            alt = f"Mean absolute error over SNR for {heads}, under {' and '.join(panels)} noise, with bands of 95 %."
             pictures.append(Figure(stem.with_suffix(".svg"), alt, f"MAE over SNR, {size}", label))
     return open_section(experiment, bases, tables=tables, figures=pictures)
 
 
+_NAMES = {"gaussian": "white Gaussian", "rician": "Rician"}
+
+
 def tabulate_noise(
-    networks: Mapping[str, Runs], caption: str, label: str
+    networks: Mapping[str, Runs], caption: str, label: str, family: str = "gaussian"
 ) -> tuple[Table, dict[str, list[dict[str, Any]]]]:
     """A row for each network: clean, then level by level. Also the numbers, by network, for a figure."""
     curves: dict[str, list[dict[str, Any]]] = {}
     for name, runs in networks.items():
         if runs.broken() is None and runs.summaries():
-            curves[name] = _pool_levels(runs.summaries())
+            curves[name] = _pool_levels(runs.summaries(), family)
     levels = [row["level"] for row in next(iter(curves.values()), []) if row["level"] is not None]
     columns = (
         ["head", "clean", *(f"SNR {level:g}" for level in levels)] if levels else ["head", "clean and under noise"]
@@ -55,10 +58,10 @@ def tabulate_noise(
     return Table(caption, columns, rows, _NOTE, label), curves
 
 
-def _pool_levels(summaries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _pool_levels(summaries: list[dict[str, Any]], family: str) -> list[dict[str, Any]]:
     """Mean and interval of each level; the first, None, is clean."""
     per_run = [
-        {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == "gaussian"}}
+        {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == family}}
         for each in summaries
     ]
     metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"

@@ -159,4 +159,4 @@ def name_key(key: str) -> str:
 
 def name_value(value: Any) -> str:
     """A value of the config in words."""
-    return "×".join(map(str, value)) if isinstance(value, list) else f"{value:g}"
+    return "×".join(map(str, value)) if isinstance(value, list) else value if isinstance(value, str) else f"{value:g}"

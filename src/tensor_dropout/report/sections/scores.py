@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tensor_dropout.experiments.recipes import describe_experiment
@@ -28,8 +29,17 @@ _NOTE = (
 )
 
 
-def build_scores(experiment: str, bases: Bases, figures: Path) -> Section:
-    """The paper's number, ours, and the miniature's, a row for each recipe; then what else these runs say."""
+def build_scores(
+    experiment: str, bases: Bases, figures: Path, show: Callable[[Runs, str], Cell] = show_score
+) -> Section:
+    """The paper's number, ours, and the miniature's, a row for each recipe; then what else these runs say.
+
+    Args:
+        experiment: its name.
+        bases: preset -> the folder of its results.
+        figures: the folder for its pictures.
+        show: the number of the runs of a row, for a metric.
+    """
     said = describe_experiment(experiment)
     sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
     columns = [
@@ -40,8 +50,9 @@ def build_scores(experiment: str, bases: Bases, figures: Path) -> Section:
     for k, runs in enumerate(sizes["paper"]):
         row = [Cell(runs.recipe.row)]
         for metric in said["metrics"]:
-            row.append(Cell(f"{runs.recipe.printed[metric]:g}", "paper"))
-            row += [show_score(sizes[preset][k], metric) for preset in SIZES]
+            printed = runs.recipe.printed.get(metric)
+            row.append(Cell("") if printed is None else Cell(f"{printed:g}", "paper"))
+            row += [show(sizes[preset][k], metric) for preset in SIZES]
         rows.append(row)
     tables, pictures, verdicts = [Table(said["title"], columns, rows, _NOTE)], [], []
     attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]
