@@ -1,0 +1,141 @@
+"""docs/brain_age.md in a smaller form: from a BIDS folder of SIMULATED heads to predicted ages with uncertainty."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tensor_dropout import cli
+from tensor_dropout.training.config import resolve_config
+
+pytest.importorskip("nibabel")
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT / "tools"))
+PEOPLE, FOLDS = 30, 2
+
+
+def invoke(*arguments):
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, f"{result.output} {result.exception!r}"
+    return result.output
+
+
+def read_table(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+@pytest.fixture(scope="module")
+def scans(tmp_path_factory):
+    from make_bids import make_bids
+
+    folder = tmp_path_factory.mktemp("brain-age") / "scans"
+    assert len(make_bids(folder, people=PEOPLE, size=(12, 16, 12))) == PEOPLE
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(scans):
+    """The folds, as the page trains them, in the folder that the page's commands are typed in."""
+    folders = [scans.parent / "out" / "brain-age" / f"fold{fold}" for fold in range(FOLDS)]
+    small = ["--net", "resnet-mini", "--epochs", 2, "--batch", 4, "--device", "cpu", "--set", "run.threads=1"]
+    for fold, folder in enumerate(folders):
+        folds = ["--set", f"data.options.folds={FOLDS}", "--set", f"data.options.fold={fold}"]
+        root = ["--data", "nifti", "--root", scans, "--target", "age", "--head", "rtrl-cp"]
+        output = invoke("train", *root, *small, *folds, "--out", folder)
+        assert "SIMULATED" in output
+    return folders
+
+
+def test_the_folder_is_bids_and_says_that_it_is_simulated(scans):
+    people = read_table(scans / "participants.tsv")
+    assert list(people[0]) == ["participant_id", "age", "sex"]
+    assert [row["participant_id"] for row in people] == [f"sub-{number:03d}" for number in range(1, PEOPLE + 1)]
+    assert all(20 <= float(row["age"]) <= 80 and row["sex"] in "FM" for row in people)
+    assert all((scans / row["participant_id"] / "anat").is_dir() for row in people)
+    assert json.loads((scans / "dataset_description.json").read_text("utf-8"))["Name"].startswith("SIMULATED")
+
+
+def test_everybody_is_predicted_once_beside_the_baselines(scans, runs):
+    rows = [row for run in runs for row in read_table(run / "predictions.csv")]
+    assert list(rows[0]) == ["name", "target", "predicted", "std", "ridge"]
+    assert all(float(row["std"]) > 0 for row in rows)
+    ages = {row["participant_id"]: float(row["age"]) for row in read_table(scans / "participants.tsv")}
+    assert {row["name"].split("/")[0]: float(row["target"]) for row in rows} == pytest.approx(ages)
+    assert len(rows) == PEOPLE
+    for run in runs:
+        result = json.loads((run / "result.json").read_text("utf-8"))
+        assert {name: found["mae"] > 0 for name, found in result["baselines"].items()} == {"mean": True, "ridge": True}
+
+
+def test_one_scan_gets_a_picture_and_a_record(scans, runs, tmp_path):
+    output = invoke("predict", scans / "sub-001" / "anat" / "sub-001_T1w.nii.gz", "--model", runs[0], "-o", tmp_path)
+    record = json.loads((tmp_path / "sub-001_T1w.json").read_text("utf-8"))
+    assert record["std"]["age"] > 0
+    assert record["unit"] == {"age": "years"}
+    assert re.search(r"age \d+\.\d+ ± \d+\.\d+ years", output)
+    assert (tmp_path / "sub-001_T1w.png").read_bytes().startswith(b"\x89PNG")
+    (map_,) = record["explanation"]
+    assert np.sum(map_["contributions"]) + map_["bias"] == pytest.approx(record["prediction"]["age"], abs=1e-3)
+
+
+def test_a_folder_becomes_a_table(scans, runs, tmp_path):
+    invoke("predict", scans, "--model", runs[0], "-o", tmp_path / "ages.csv")
+    rows = read_table(tmp_path / "ages.csv")
+    assert list(rows[0]) == ["file", "age", "age_std"]
+    assert len(rows) == PEOPLE
+    assert all(float(row["age_std"]) > 0 for row in rows)
+    tested = {row["name"]: row for row in read_table(runs[0] / "predictions.csv")}
+    for row in rows:
+        name = Path(row["file"]).relative_to(scans).as_posix().removesuffix(".nii.gz")
+        if name in tested:
+            assert float(row["age"]) == pytest.approx(float(tested[name]["predicted"]), abs=1e-2)
+
+
+def test_the_code_of_the_page_makes_the_brain_age_table(runs, monkeypatch, capsys):
+    text = (ROOT / "docs" / "brain_age.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(runs[0].parents[2])
+    exec(compile(code, "docs/brain_age.md", "exec"), {"__name__": "brain_age"})
+    rows = read_table(runs[0].parent / "brain-age.csv")
+    assert len(rows) == PEOPLE
+    assert all(float(row["std_whole"]) >= float(row["std_masks"]) > 0 for row in rows)
+    printed = capsys.readouterr().out
+    assert re.search(r"^network +MAE \d+\.\d\d \[.*slope of the gap [+-]", printed, re.MULTILINE)
+    assert "network − ridge" in printed
+
+
+def test_the_settings_for_uk_biobank_are_the_paper_s():
+    config = resolve_config(ROOT / "docs" / "ukbiobank.toml", {"data.root": "FOLDER"})
+    assert (config.net.name, config.net.head, config.net.rank) == ("resnet18", "rtrl-cp", 82)
+    assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 1e-4, 5e-4)
+    assert (config.schedule.name, config.schedule.milestones, config.schedule.factor) == ("step", [25, 50, 75], 0.1)
+    assert (config.run.epochs, config.run.batch) == (100, 8)
+    people = 11_500 + config.data.options["validation"] + config.data.options["test"]
+    assert people == 19_100
+
+
+def test_the_exercise_of_that_recipe_projects_the_whole(tmp_path, monkeypatch, capsys):
+    import exercise_ukb
+
+    tiny = ["--volumes", "4", "--links", "5", "--size", "12", "14", "12", "--net", "resnet-mini", "--heads", "rtrl-cp"]
+    monkeypatch.setattr(sys, "argv", ["exercise_ukb.py", str(tmp_path), *tiny, "--workers", "0", "--device", "cpu"])
+    exercise_ukb.main()
+    record = json.loads((tmp_path / "exercise.json").read_text("utf-8"))
+    assert record["data"].startswith("SIMULATED")
+    assert record["data"] in capsys.readouterr().out
+    assert record["cache"]["bytes_per_volume"] == pytest.approx(12 * 14 * 12, rel=0.01)
+    assert [(run["head"], run["reader"]) for run in record["runs"]] == [("rtrl-cp", "stream"), ("rtrl-cp", "memory")]
+    for run in record["runs"]:
+        hours = 100 * 11_500 / run["volumes_per_second"] / 3600
+        assert run["projection"]["hours_1_gpu"] == pytest.approx(hours)
+        assert run["projection"]["hours_8_gpus_if_perfect"] == pytest.approx(hours / 8)
