@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -139,3 +140,25 @@ def test_the_exercise_of_that_recipe_projects_the_whole(tmp_path, monkeypatch, c
         hours = 100 * 11_500 / run["volumes_per_second"] / 3600
         assert run["projection"]["hours_1_gpu"] == pytest.approx(hours)
         assert run["projection"]["hours_8_gpus_if_perfect"] == pytest.approx(hours / 8)
+
+
+def test_of_a_folder_predict_takes_what_training_would(scans, runs, tmp_path):
+    folder = tmp_path / "people"
+    for place, name in (("sub-001/anat", "sub-001_T1w"), ("derivatives/sub-001/anat", "sub-001_T1w")):
+        (folder / place).mkdir(parents=True)
+        shutil.copy(scans / "sub-001" / "anat" / "sub-001_T1w.nii.gz", folder / place / f"{name}.nii.gz")
+    table = tmp_path / "ages.csv"
+    invoke("predict", folder, "--model", runs[0], "-o", table)
+    assert [row["file"] for row in read_table(table)] == [str(folder / "sub-001" / "anat" / "sub-001_T1w.nii.gz")]
+    shutil.copy(folder / "sub-001" / "anat" / "sub-001_T1w.nii.gz", folder / "sub-001" / "anat" / "sub-001_T2w.nii.gz")
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, ["predict", str(folder), "--model", str(runs[0])])
+    assert result.exit_code == 1
+    assert "has several kinds of scan (T1w, T2w); name the files instead" in result.output
+
+
+def test_records_are_json_that_any_parser_reads(runs):
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    for path in runs[0].rglob("*.json"):
+        json.loads(path.read_text("utf-8"), parse_constant=refuse)

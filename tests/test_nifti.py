@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -469,3 +471,27 @@ def test_strong_augmentation_can_be_set_on_the_command_line(monkeypatch):
     refused = CliRunner().invoke(cli.app, [*command, "data.options.augment=mild"])
     assert refused.exit_code != 0
     assert "data.options.augment is of type bool | Literal['strong'], got 'mild'" in refused.output
+
+
+def test_of_several_processes_one_prepares_and_the_others_wait(flat):
+    """Two at once: the file is written once, and both read it."""
+    script = """
+import sys, time
+from pathlib import Path
+import tensor_dropout.data.nifti as module
+write = module._write_cache
+def slow(*arguments):
+    print("writes", flush=True)
+    time.sleep(0.5)
+    write(*arguments)
+module._write_cache = slow
+data = module.load_nifti(root=sys.argv[1], target="age")
+print(len(data.train), flush=True)
+"""
+    started = [
+        subprocess.Popen([sys.executable, "-c", script, str(flat)], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in started]
+    assert sorted(len(words) for words in said) == [1, 2], said  # "writes" once
+    assert said[0][-1] == said[1][-1]
+    assert [path.suffix for path in (flat / ".cache").iterdir()] == [".npy"]  # no lock is left behind

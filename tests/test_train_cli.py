@@ -488,3 +488,13 @@ def test_ls_leaves_out_what_cannot_be_read(digits, tmp_path):
     assert [row["folder"] for row in list_runs(tmp_path)] == [str(tmp_path / "whole")]
     (tmp_path / "whole" / "result.json").write_text('{"task"', "utf-8")
     assert list_runs(tmp_path) == []
+
+
+def test_folds_have_folders_of_their_own():
+    from tensor_dropout.cli.train import _name_folder
+    from tensor_dropout.training.config import resolve_config
+
+    plain = resolve_config(overrides={"data.name": "digits", "net.head": "fc", "run.seed": 3})
+    folded = resolve_config(overrides={"data.name": "nifti", "net.head": "fc", "data.options": {"folds": 5, "fold": 2}})
+    assert _name_folder(plain) == Path("out/runs/digits/fc-seed3")
+    assert _name_folder(folded) == Path("out/runs/nifti/fc-fold2-seed0")

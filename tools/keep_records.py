@@ -2,8 +2,8 @@
 
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
 records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
-regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know. Folders of that
-machine become words.
+regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know.
+Folders of that machine become words.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import shlex
@@ -41,9 +42,18 @@ def handing_on_the_command() -> Iterator[None]:
 
 
 def write_json(path: Path, record: dict[str, Any]) -> None:
-    """Write a record, atomically."""
+    """Write a record, atomically; numbers that are not finite, which JSON does not have, become null."""
+    text = json.dumps(_only_finite(record), indent=2, ensure_ascii=False, allow_nan=False)
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def _only_finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _only_finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_only_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_finished(path: Path, settings: dict[str, Any]) -> dict[str, Any] | None:

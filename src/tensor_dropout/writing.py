@@ -7,6 +7,33 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+try:
+    import fcntl
+except ModuleNotFoundError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Of all processes that come here for this path, one at a time goes on; one that dies lets the next go on.
+
+    Made to spare work, not to keep it safe: look again inside whether it is done. Windows has no such lock.
+
+    Example:
+        >>> import tempfile
+        >>> with one_at_a_time(Path(tempfile.mkdtemp()) / "cache.npy"):
+        ...     pass
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f".{path.name}.lock")
+    with open(lock, "w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

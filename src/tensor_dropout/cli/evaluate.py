@@ -58,7 +58,12 @@ def evaluate(
     twin_epochs: Annotated[int, typer.Option(min=0, help="Of the substitute; 0: no transfer.")] = 20,
     steps: Annotated[int, typer.Option(min=1, help="Of PGD and APGD.")] = 50,
     queries: Annotated[int, typer.Option(min=1, help="Of the Square attack.")] = 1000,
-    batch: Annotated[int, typer.Option(min=1, help="Examples that pass through the network at once.")] = 256,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Examples that pass through the network at once.", show_default="256, fewer if they are large"
+        ),
+    ] = None,
     root: Annotated[Path | None, typer.Option(help="The folder of the data, if it moved.")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     seed: Annotated[int, typer.Option(help="Of the examples, starts, noise and draws.")] = 0,

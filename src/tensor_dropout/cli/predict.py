@@ -76,7 +76,7 @@ def predict(
         if picture and not is_table:
             _require_matplotlib()
         trained = _open_run(run)
-        paths = _list_files(given, _ENDINGS[trained.data])
+        paths = _list_files(given, trained)
         environment = describe_environment()
         answers: list[_Answer] = []
         written: list[Path] = []
@@ -333,10 +333,20 @@ def _find_units(root: str | None, table: str | None, targets: Sequence[str]) -> 
     return {name: unit for name, unit in units.items() if name in targets}
 
 
-def _list_files(given: list[Path], endings: tuple[str, ...]) -> list[Path]:
+def _list_files(given: list[Path], trained: _Trained) -> list[Path]:
+    """The files named, and those in the folders named; of a folder of scans, what training would take of it."""
+    endings = _ENDINGS[trained.data]
     found: list[Path] = []
     for path in given:
-        if path.is_dir():
+        if path.is_dir() and trained.data == "nifti":
+            scans = trained.module.find_files(path, trained.options.get("images", "**/*.nii*"))
+            kinds = trained.module.list_kinds(scans)
+            if len(kinds) > 1:
+                raise TensorDropoutError(
+                    f"{path} has several kinds of scan ({', '.join(kinds)}); name the files instead"
+                )
+            found += scans
+        elif path.is_dir():
             inside = (each for each in path.rglob("*") if each.is_file() and not each.name.startswith("."))
             found += sorted(each for each in inside if each.name.lower().endswith(endings))
         elif path.is_file():

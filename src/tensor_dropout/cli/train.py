@@ -1,7 +1,7 @@
 """``tensor-dropout train`` and ``ls``: runs."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +11,9 @@ from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.data import DATASETS
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.nets import HEADS, NETS
+
+if TYPE_CHECKING:
+    from tensor_dropout.training.config import Config
 
 _SHORT = {
     "data": "data.name",
@@ -54,7 +57,8 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Any key of the config; may be repeated. See --keys."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The run's folder.", show_default="./out/runs/DATA/HEAD-seedN")
+        Path | None,
+        typer.Option(file_okay=False, help="The run's folder.", show_default="./out/runs/DATA/HEAD[-foldK]-seedN"),
     ] = None,
     keys: Annotated[bool, typer.Option("--keys", help="List every key with its default, and exit.")] = False,
 ) -> None:
@@ -86,7 +90,7 @@ def train(
         if keys:
             _list_keys(resolved)
             return
-        folder = out or Path("out", "runs", resolved.data.name, f"{resolved.net.head}-seed{resolved.run.seed}")
+        folder = out or _name_folder(resolved)
         result = run(resolved, folder)
         _show_result(result, folder)
 
@@ -101,6 +105,13 @@ def _list_keys(resolved: Any) -> None:
         typer.echo(f"#   {name}: {option}")
 
 
+def _name_folder(config: "Config") -> Path:
+    """The default folder of a run: what usually differs between runs is in its name."""
+    fold = config.data.options.get("fold")
+    words = [config.net.head, *([] if fold is None else [f"fold{fold}"]), f"seed{config.run.seed}"]
+    return Path("out", "runs", config.data.name, "-".join(words))
+
+
 def _show_result(result: dict[str, Any], folder: Path) -> None:
     import os
 
@@ -108,12 +119,17 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
         return
     for part in ("validation", "test"):
         if part in result:
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in result[part].items())
+            known = {name: value for name, value in result[part].items() if value is not None}
+            numbers = "  ".join(f"{name} {value:.4g}" for name, value in known.items())
             typer.echo(f"{part}: {numbers}")
     if "baselines" in result:
         names = {"mean": "the mean of the training targets", "ridge": "ridge regression on the inputs"}
         numbers = "  ".join(f"{names[name]} {found['mae']:.4g}" for name, found in result["baselines"].items())
         typer.echo(f"mae on the same test examples: {numbers}")
+        if "ridge" not in result["baselines"]:
+            typer.echo(
+                "(no ridge regression: it needs 3 to 5,000 pictures or volumes in memory, see data.options.memory)"
+            )
     typer.echo(
         f"{result['parameters']:,} parameters; {result['epochs']} epochs in {result['seconds']:.1f} s "
         f"({result['examples_per_second']:,.0f} examples/s, {result['device']}, {result['precision']}).\nWrote:"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -33,7 +34,8 @@ class Batches:
     def __init__(
         self, data: Data, split: Split, batch: int = 256, device: torch.device | str = "cpu", workers: int = 0
     ) -> None:
-        self.data, self.split, self.batch, self.device, self.workers = data, split, batch, device, workers
+        self.data, self.split, self.batch, self.device = data, split, batch, device
+        self.workers = min(workers, os.cpu_count() or 1)
         self.prepare = data.prepare.to(device)
 
     def __len__(self) -> int:

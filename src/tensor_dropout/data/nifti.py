@@ -41,7 +41,7 @@ from tensor_dropout.data.base import (
     import_extra,
 )
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.writing import replacing
+from tensor_dropout.writing import one_at_a_time, replacing
 
 LAYOUT = (
     "Expected: ROOT/participants.tsv (columns participant_id and the target) with ROOT/sub-01_T1w.nii.gz, ... "
@@ -282,11 +282,25 @@ def _read_number(text: str | None, column: str, subject: str, path: Path) -> flo
 
 
 def list_files(root: Path, pattern: str) -> list[Path]:
-    """The NIfTI files that match, without hidden folders, and without ``derivatives`` unless the pattern names it.
+    """The NIfTI files that match, as :func:`find_files` finds them.
 
     Raises:
         TensorDropoutError: if there are none, or of several kinds.
     """
+    files = find_files(root, pattern)
+    if not files:
+        raise TensorDropoutError(f"nifti: {root} has no file that matches {pattern!r}. {LAYOUT}")
+    kinds = list_kinds(files)
+    if len(kinds) > 1:
+        raise TensorDropoutError(
+            f"nifti: {root} has several kinds of image ({', '.join(kinds[:5])}); choose one, e.g. "
+            f"images='**/*_{kinds[0]}.nii*'"
+        )
+    return files
+
+
+def find_files(root: Path, pattern: str) -> list[Path]:
+    """The NIfTI files that match, without hidden folders, and without ``derivatives`` unless the pattern names it."""
     files = []
     for path in sorted(root.glob(pattern)):
         parts = path.relative_to(root).parts
@@ -295,17 +309,14 @@ def list_files(root: Path, pattern: str) -> list[Path]:
         )
         if path.name.endswith((".nii", ".nii.gz")) and path.is_file() and not hidden:
             files.append(path)
-    if not files:
-        raise TensorDropoutError(f"nifti: {root} has no file that matches {pattern!r}. {LAYOUT}")
-    kinds = sorted(
+    return files
+
+
+def list_kinds(files: Sequence[Path]) -> list[str]:
+    """What BIDS names say the images are: "T1w", "T2w", ..."""
+    return sorted(
         {_stem(path).rpartition("_")[2] for path in files if path.name.startswith("sub-") and "_" in path.name}
     )
-    if len(kinds) > 1:
-        raise TensorDropoutError(
-            f"nifti: {root} has several kinds of image ({', '.join(kinds[:5])}); choose one, e.g. "
-            f"images='**/*_{kinds[0]}.nii*'"
-        )
-    return files
 
 
 def _stem(path: Path) -> str:
@@ -531,17 +542,26 @@ def prepare_cache(
         TensorDropoutError: if a volume is damaged, or they differ in shape and no crop or size is set.
     """
     path = choose_cache(root, cache) / f"nifti-{fingerprint(root, images, recipe)}.npy"
-    if not _is_whole(path, len(images), recipe.dtype):
-        size, common = survey_volumes(images, headers, recipe)
-        with replacing(path) as temporary:
-            store = np.lib.format.open_memmap(
-                temporary, mode="w+", dtype=np.dtype(recipe.dtype), shape=(len(images), *size)
-            )
-            for row, volume in enumerate(_read_all(images, recipe.resample)):
-                store[row] = _encode(fit_size(_cut(volume, recipe.crop, common), size), recipe.dtype)
-            store.flush()
-            del store
+    if _is_whole(path, len(images), recipe.dtype):
+        return path
+    with one_at_a_time(
+        path
+    ):  # the processes of one training, or trainings of several folds: one prepares, the others wait
+        if not _is_whole(path, len(images), recipe.dtype):
+            _write_cache(path, images, headers, recipe)
     return path
+
+
+def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe: Recipe) -> None:
+    size, common = survey_volumes(images, headers, recipe)
+    with replacing(path) as temporary:
+        store = np.lib.format.open_memmap(
+            temporary, mode="w+", dtype=np.dtype(recipe.dtype), shape=(len(images), *size)
+        )
+        for row, volume in enumerate(_read_all(images, recipe.resample)):
+            store[row] = _encode(fit_size(_cut(volume, recipe.crop, common), size), recipe.dtype)
+        store.flush()
+        del store
 
 
 def choose_cache(root: Path, cache: str | Path | None) -> Path:

@@ -33,6 +33,8 @@ from tensor_dropout.robustness.target import Target
 from tensor_dropout.training.processes import choose_device
 from tensor_dropout.training.runs import data_options, read_finished_run
 
+NUMBERS_AT_ONCE = 2**25
+"""Of the inputs that pass through the network at once, at most: 222 pictures of 224×224, 4 volumes of 182×218×182."""
 UNLABELLED = 10_000
 """Training inputs, without labels, that a substitute is trained on: at most so many,"""
 UNLABELLED_BYTES = 2**31
@@ -50,7 +52,7 @@ def evaluate_run(
     samples: int | None = None,
     ensemble: Sequence[Path] = (),
     twin: Path | None = None,
-    batch: int = 256,
+    batch: int | None = None,
     root: Path | None = None,
     device: str = "auto",
 ) -> tuple[dict[str, Any], Outcomes, Path]:
@@ -66,7 +68,7 @@ def evaluate_run(
         samples: draws of a prediction.
         ensemble: further runs to average with.
         twin: a run to transfer attacks from.
-        batch: examples that pass through the network at once.
+        batch: examples that pass through the network at once; None: 256, fewer if they are large.
         root: the folder of the data, if it is not that of the run.
         device: "auto", "cpu", "cuda" or "cuda:N".
 
@@ -80,6 +82,7 @@ def evaluate_run(
     record, _ = read_finished_run(run)
     data = _load_data(run, record["settings"], root, split)
     settings = replace(settings, noise=_choose_noise(settings.noise, data))
+    batch = batch or max(1, min(256, NUMBERS_AT_ONCE // math.prod(data.input_shape)))
     members = [run, *ensemble]
     scale = measure_scale(data)
     networks = [_load_network(member, data, where) for member in members]

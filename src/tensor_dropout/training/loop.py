@@ -215,7 +215,7 @@ class Trainer:
             splits(self.data)[part],
             device=self.process.device,
             dtype=self.dtype,
-            batch=max(32, self.config.run.batch),
+            batch=choose_evaluation_batch(self.config.run.batch, self.data.input_shape),
             workers=self.config.run.workers,
             mean=self.targets.mean if network is None else None,
             std=self.targets.std if network is None else None,
@@ -306,7 +306,7 @@ class Trainer:
             ridge = self.compare_baselines(result)
             last = "test" if "test" in result else "validation"
             if last in result:
-                self.folder.write_predictions(outcome, splits(self.data)[last], self.data.task, ridge=ridge)
+                self.folder.write_predictions(outcome, splits(self.data)[last], self.data.task, ridge)
             save(network.cpu(), self.folder.model_path)
             self.folder.finish(result)
         self.process.wait()
@@ -422,6 +422,16 @@ def gather_network(network: nn.Module, config: Config) -> nn.Module:
     whole = build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
     whole.to(next(network.parameters()).dtype).load_state_dict(state)
     return whole.to(next(network.parameters()).device)
+
+
+def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
+    """At least that of training; up to 32 if they are small enough, about 32 pictures of 512×512.
+
+    Example:
+        >>> choose_evaluation_batch(8, (3, 32, 32)), choose_evaluation_batch(8, (1, 182, 218, 182))
+        (32, 8)
+    """
+    return max(batch, min(32, 2**25 // math.prod(input_shape) or 1))
 
 
 def seed_process(seed: int, process: Process) -> None:
