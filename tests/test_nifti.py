@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -473,25 +473,25 @@ def test_strong_augmentation_can_be_set_on_the_command_line(monkeypatch):
     assert "data.options.augment is of type bool | Literal['strong'], got 'mild'" in refused.output
 
 
-def test_of_several_processes_one_prepares_and_the_others_wait(flat):
+def test_of_several_processes_one_prepares_and_the_others_wait(flat, monkeypatch):
     """Two at once: the file is written once, and both read it."""
-    script = """
-import sys, time
-from pathlib import Path
-import tensor_dropout.data.nifti as module
-write = module._write_cache
-def slow(*arguments):
-    print("writes", flush=True)
-    time.sleep(0.5)
-    write(*arguments)
-module._write_cache = slow
-data = module.load_nifti(root=sys.argv[1], target="age")
-print(len(data.train), flush=True)
-"""
-    started = [
-        subprocess.Popen([sys.executable, "-c", script, str(flat)], stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
-    said = [process.communicate(timeout=60)[0].split() for process in started]
-    assert sorted(len(words) for words in said) == [1, 2], said  # "writes" once
-    assert said[0][-1] == said[1][-1]
+    write = module._write_cache
+    context = multiprocessing.get_context("fork")
+    said = context.Queue()
+
+    def write_slowly(*arguments):
+        said.put("writes")
+        time.sleep(0.5)
+        write(*arguments)
+
+    monkeypatch.setattr(module, "_write_cache", write_slowly)
+    processes = [context.Process(target=lambda: said.put(len(load(flat).train))) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    found = [said.get(timeout=10) for _ in range(3)]
+    assert found.count("writes") == 1
+    assert found[1] == found[2] > 0
+    assert said.empty()
     assert [path.suffix for path in (flat / ".cache").iterdir()] == [".npy"]  # no lock is left behind
