@@ -128,7 +128,7 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
         typer.echo(f"mae on the same test examples: {numbers}")
         if "ridge" not in result["baselines"]:
             typer.echo(
-                "(no ridge regression: it needs 3 to 5,000 pictures or volumes in memory, see data.options.memory)"
+                "(no ridge regression: it needs 3 to 2,000 pictures or volumes in memory, see data.options.memory)"
             )
     typer.echo(
         f"{result['parameters']:,} parameters; {result['epochs']} epochs in {result['seconds']:.1f} s "

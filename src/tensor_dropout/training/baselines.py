@@ -20,7 +20,7 @@ CUBES = (2, 4, 8)
 """Voxels are averaged over cubes of this edge first; the training examples choose which."""
 PENALTIES = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 """Of the ridge, in shares of the mean eigenvalue of the Gram matrix; the training examples choose."""
-MOST_EXAMPLES = 5_000
+MOST_EXAMPLES = 2_000
 MOST_BYTES = 4 * 2**30
 _POOLS = {3: F.avg_pool2d, 4: F.avg_pool3d}
 
