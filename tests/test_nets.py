@@ -371,7 +371,7 @@ def test_weight_dropout_says_its_theta_and_refuses_moments():
         ({"head": "fc+dropout", "theta": 0.8}, "takes no theta, got 0.8; give drop_rate, which is 1 - theta"),
         ({"head": "fc", "theta": 0.8}, "'fc' takes no theta, got 0.8; that is for rtrl-tucker"),
         ({"head": "trl-cp", "theta": 0.8}, "'trl-cp' takes no theta"),
-        ({"head": "fc", "rank": 3}, "'fc' takes no rank, got 3; that is for trl-tucker"),
+        ({"head": "fc", "rank": 3}, "'fc' takes no rank, got 3; that is for fc.low-rank, trl-tucker"),
         ({"head": "rtrl-cp", "drop_rate": 0.2}, "takes no drop_rate, got 0.2; give theta"),
         ({"head": "trl-tucker+weight-dropout", "law": "nested"}, "takes no law, got 'nested'; that is for rtrl"),
     ],
@@ -521,6 +521,7 @@ def test_names_are_listed():
     assert set(HEADS) == {
         "fc",
         "fc+dropout",
+        "fc+low-rank",
         "trl-tucker",
         "trl-cp",
         "trl-tt",

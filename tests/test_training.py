@@ -549,6 +549,27 @@ def test_channels_last_trains_alike_on_a_gpu(tmp_path, digits, speed, monkeypatc
 
 
 @cuda
+@pytest.mark.parametrize("head", ["rtrl-cp", "rtrl-tucker"])
+def test_the_expected_loss_is_captured(tmp_path, digits, head, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    settings = {"run__device": "cuda", "run__precision": "float32", "net__head": head, "run__loss": "expected"}
+    process = loop.Process(0, 1, torch.device("cuda", 0))
+    found = []
+    for speed in ("eager", "graph"):
+        trainer = make_trainer(tmp_path / speed, digits, process=process, run__speed=speed, **settings)
+        take_steps(trainer, 10)
+        found.append(dict(trainer.plain.named_parameters()))
+    assert_alike(found[1], found[0])
+
+
+@cuda
+def test_training_on_attacks_is_captured(tmp_path):
+    result = run(tmp_path, run__device="cuda", net__head="rtrl-cp", run__adversarial=0.1, run__epochs=6)
+    assert result["speed"] == "graph"
+    assert result["test"]["accuracy"] > 60
+
+
+@cuda
 def test_masks_differ_between_replays(tmp_path, digits):
     process = loop.Process(0, 1, torch.device("cuda", 0))
     trainer = make_trainer(

@@ -135,6 +135,35 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(mean, y) + 0.5 * curvature.mean()
 
 
+class Expected(NamedTuple):
+    """The mean output over all masks, and what their spread adds to the mean loss: (B, O) and 0-d."""
+
+    output: Tensor
+    penalty: Tensor
+
+
+def expect(model: nn.Module, x: Tensor, task: str) -> Expected:
+    """What a training loop needs to build :func:`expected_mse` or :func:`expected_cross_entropy` itself.
+
+    Args:
+        model: as there.
+        x: as there.
+        task: "regression" (squared error) or "classification" (cross-entropy, second order).
+
+    Example:
+        >>> import torch, tensor_dropout as td
+        >>> layer, x, y = td.CPRegression((8, 4, 4), 10, rank=6, dropout=0.8), torch.randn(5, 8, 4, 4), torch.arange(5)
+        >>> output, penalty = expect(layer, x, "classification")
+        >>> bool(torch.isclose(F.cross_entropy(output, y) + penalty, td.expected_cross_entropy(layer, x, y)))
+        True
+    """
+    if task == "regression":
+        mean, variance = emit(model, x, _exact_moments, Moments, "train")
+        return Expected(mean, variance.mean())
+    mean, curvature = emit(model, x, logit_moments, LogitMoments, "train")
+    return Expected(mean, 0.5 * curvature.mean())
+
+
 def logit_moments(layer: TensorRegression, x: Tensor) -> LogitMoments:
     """The exact moments of the logits that the second-order cross-entropy needs."""
     if len(layer.output_shape) != 1:

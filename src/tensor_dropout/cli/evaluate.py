@@ -58,6 +58,14 @@ def evaluate(
     twin_epochs: Annotated[int, typer.Option(min=0, help="Of the substitute; 0: no transfer.")] = 20,
     steps: Annotated[int, typer.Option(min=1, help="Of PGD and APGD.")] = 50,
     queries: Annotated[int, typer.Option(min=1, help="Of the Square attack.")] = 1000,
+    head_sizes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Also cut the head to about so many smaller sizes, none trained again: leading ranks of a tensor "
+            "layer, low rank and pruning of a linear one.",
+        ),
+    ] = 0,
     batch: Annotated[
         int | None,
         typer.Option(
@@ -82,6 +90,8 @@ def evaluate(
 
       tensor-dropout evaluate RUN --epsilon 0.1 --epsilon 0.2 --noise all --images 500
 
+      tensor-dropout evaluate RUN --protocol none --noise none --head-sizes 12
+
       tensor-dropout evaluate FC_RUN_0 --ensemble FC_RUN_1 --ensemble FC_RUN_2 --protocol none
     """
     with report_failure("evaluate", "finished parts are kept; the same command goes on"):
@@ -99,6 +109,7 @@ def evaluate(
             steps=steps,
             queries=queries,
             twin_epochs=twin_epochs,
+            head_sizes=head_sizes,
             seed=seed,
             **radii,
         )

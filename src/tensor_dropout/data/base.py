@@ -102,6 +102,7 @@ class Data:
         simulated: whether the inputs were made up; must be said wherever results are shown.
         provenance: one sentence with source and licence, shown with every result.
         bounds: the smallest and largest stored value that an input can have, or None.
+        unknown: test examples of classes that the network was not trained for, or None.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Data:
     simulated: bool
     provenance: str
     bounds: tuple[float, float] | None = None
+    unknown: Split | None = None
 
 
 # From stored numbers to network inputs.

@@ -30,6 +30,7 @@ from tensor_dropout.data.base import (
     hold_out,
     split_tensors,
 )
+from tensor_dropout.data.limits import Parts, limit
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.writing import replacing
 
@@ -91,19 +92,26 @@ def load_cifar10(
     validation: float = 0.1,
     normalize: Literal["image", "channel"] = "image",
     augment: bool = True,
+    train_size: float | None = None,
+    label_noise: float = 0.0,
+    unknown_classes: int = 0,
     download: bool = False,
 ) -> Data:
     """CIFAR-10: see :func:`load_cifar`.
 
     Args:
         root: the folder ``cifar-10-batches-py`` or the one that holds it; by default $TENSOR_DROPOUT_DATA.
-        seed: of the choice of validation images.
+        seed: of the choice of validation images, and of the three limits below.
         validation: fraction (or number) of the training images held out for choosing; 0 trains on all.
         normalize: "image" (the paper's: each image by its own mean and variance) or "channel".
         augment: crop 32×32 at random from the image with 4 pixels around it, and flip, in training.
+        train_size: fraction (or number) of training images that are used, equally many of every class; None takes all.
+        label_noise: fraction of the training labels that become another class.
+        unknown_classes: so many of the last classes are left out; their test images are to be told from the others.
         download: fetch the official archive (170 MB) if the files are not there.
     """
-    return load_cifar("cifar10", root, seed, validation, normalize, augment, download)
+    limits = {"train_size": train_size, "label_noise": label_noise, "unknown_classes": unknown_classes}
+    return load_cifar("cifar10", root, seed, validation, normalize, augment, download, limits)
 
 
 def load_cifar100(
@@ -113,19 +121,26 @@ def load_cifar100(
     validation: float = 0.1,
     normalize: Literal["image", "channel"] = "image",
     augment: bool = True,
+    train_size: float | None = None,
+    label_noise: float = 0.0,
+    unknown_classes: int = 0,
     download: bool = False,
 ) -> Data:
     """CIFAR-100 with its 100 fine classes: see :func:`load_cifar`.
 
     Args:
         root: the folder ``cifar-100-python`` or the one that holds it; by default $TENSOR_DROPOUT_DATA.
-        seed: of the choice of validation images.
+        seed: of the choice of validation images, and of the three limits below.
         validation: fraction (or number) of the training images held out for choosing; 0 trains on all.
         normalize: "image" (the paper's: each image by its own mean and variance) or "channel".
         augment: crop 32×32 at random from the image with 4 pixels around it, and flip, in training.
+        train_size: fraction (or number) of training images that are used, equally many of every class; None takes all.
+        label_noise: fraction of the training labels that become another class.
+        unknown_classes: so many of the last classes are left out; their test images are to be told from the others.
         download: fetch the official archive (169 MB) if the files are not there.
     """
-    return load_cifar("cifar100", root, seed, validation, normalize, augment, download)
+    limits = {"train_size": train_size, "label_noise": label_noise, "unknown_classes": unknown_classes}
+    return load_cifar("cifar100", root, seed, validation, normalize, augment, download, limits)
 
 
 def load_cifar(
@@ -136,6 +151,7 @@ def load_cifar(
     normalize: Literal["image", "channel"],
     augment: bool,
     download: bool,
+    limits: dict[str, Any],
 ) -> Data:
     """Read the official files, check them, and hold out the validation images, the same share of every class.
 
@@ -149,21 +165,25 @@ def load_cifar(
     whole = merge_batches(read_file(folder, official.train), official.labels)
     kept, held = hold_out(whole.targets, validation, seed, f"{name}: validation")
     train, validated = split_tensors(whole, kept, held)
+    test = merge_batches(read_file(folder, official.test), official.labels)
+    parts = limit(Parts(train, validated, test, classes), **limits, seed=seed, what=name)
+    by_channel = normalize == "channel"
     return Data(
         name=name,
         task="classification",
-        train=train,
-        validation=validated,
-        test=merge_batches(read_file(folder, official.test), official.labels),
+        train=parts.train,
+        validation=parts.validation,
+        test=parts.test,
         input_shape=(3, 32, 32),
-        outputs=len(classes),
-        classes=classes,
+        outputs=len(parts.classes),
+        classes=parts.classes,
         target=None,
-        prepare=StandardizeImages() if normalize == "image" else StandardizeChannels(*measure_channels(train.inputs)),
+        prepare=StandardizeChannels(*measure_channels(parts.train.inputs)) if by_channel else StandardizeImages(),
         augment=nn.Sequential(RandomShift(4), RandomFlip(-1)) if augment else None,
         simulated=False,
         provenance=f"{official.title} (Krizhevsky, 2009); no licence stated, research use.",
         bounds=(0.0, 255.0),
+        unknown=parts.unknown,
     )
 
 

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.figures import LOOKS, draw_figure, require_matplotlib, save_figure
+from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.records import describe_environment, read_finished, write_json
 from tensor_dropout.version import __version__
@@ -164,11 +165,6 @@ def build_head(head: str, settings: Preset) -> nn.Module:
 def _convolve(channels: int, filters: int, stride: int = 1) -> nn.Sequential:
     convolution = nn.Conv2d(channels, filters, 3, stride=stride, padding=1, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(filters), nn.ReLU())
-
-
-def count_parameters(module: nn.Module) -> int:
-    """The number of trainable numbers."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 # Training.

@@ -83,3 +83,13 @@ def emit(
     if not isinstance(emitted, kinds):
         raise TensorDropoutError(trailing)
     return emitted
+
+
+def count_parameters(module: nn.Module) -> int:
+    """The number of parameters of a module and all in it.
+
+    Example:
+        >>> count_parameters(nn.Linear(3, 2))
+        8
+    """
+    return sum(parameter.numel() for parameter in module.parameters())

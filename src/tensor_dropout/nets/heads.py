@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks, TensorDropout, check_theta
+from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
 from tensor_dropout.layers.plan import multiply_along
@@ -36,6 +37,7 @@ _MASKS = ("theta", "law", "modes", "per_sample", "scaling", "min_rank")
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "fc": (),
     "fc+dropout": ("drop_rate",),
+    "fc+low-rank": ("rank",),
     **{f"trl-{format}": _WEIGHT for format in _FORMATS},
     **{f"rtrl-{format}": (*_WEIGHT, *_MASKS) for format in _FORMATS},
     "trl-tucker+weight-dropout": (*_WEIGHT, "theta"),
@@ -73,7 +75,8 @@ def build_head(
 ) -> nn.Module:
     """Make the head of that name.
 
-    - ``fc``: average pooling + ``nn.Linear``; ``fc+dropout``: with ``nn.Dropout`` between them.
+    - ``fc``: average pooling + ``nn.Linear``; ``fc+dropout``: with ``nn.Dropout`` between them; ``fc+low-rank``: with a
+      weight that is a product of two matrices, the plain way to a compact head.
     - ``trl-tucker``, ``trl-cp``, ``trl-tt``: a tensor regression layer; ``rtrl-…``: the same with tensor dropout.
     - ``trl-tucker+weight-dropout``: plain dropout on the entries of the Tucker weight, the paper's comparison.
 
@@ -107,6 +110,8 @@ def build_head(
     feature_shape = _check_shapes(feature_shape, outputs)
     masks = {"law": law, "modes": modes, "per_sample": per_sample, "scaling": scaling, "min_rank": min_rank}
     refuse_unused(name, {"rank": rank, "init": init, "theta": theta, "drop_rate": drop_rate, **masks})
+    if name == "fc+low-rank":
+        return nn.Sequential(_build_pooling(feature_shape), LowRankLinear(feature_shape[0], outputs, rank))
     if name in ("fc", "fc+dropout"):
         return _build_linear(feature_shape, outputs, drop_rate if name == "fc+dropout" else None)
     kind, format = name.removesuffix("+weight-dropout").split("-")
@@ -216,6 +221,57 @@ class WeightDropoutTucker(TuckerRegression):
         return f"{super().extra_repr()}, theta={self.theta:g}"
 
 
+class LowRankLinear(nn.Module):
+    """``nn.Linear`` whose weight is a product of two matrices of rank R: what a compact head is compared with.
+
+    A fresh one has the output variance of ``nn.Linear``: the first matrix has orthonormal rows.
+
+    Args:
+        inputs: the number of input features.
+        outputs: the number of outputs.
+        rank: R; None: half of the smaller of the two numbers.
+
+    Raises:
+        TensorDropoutError: if R is not a whole number from 1 to the smaller of the two.
+
+    Example:
+        >>> layer = LowRankLinear(64, 10, 4)
+        >>> layer(torch.randn(2, 64)).shape, round(layer.compression_ratio, 2)
+        (torch.Size([2, 10]), 2.12)
+    """
+
+    def __init__(self, inputs: int, outputs: int, rank: Rank | None = None) -> None:
+        super().__init__()
+        most = min(inputs, outputs)
+        rank = max(1, most // 2) if rank is None else rank
+        if type(rank) is not int or not 1 <= rank <= most:
+            raise TensorDropoutError(f"build_head: the rank of 'fc+low-rank' is from 1 to {most}, got {rank!r}")
+        self.reduce = nn.Linear(inputs, rank, bias=False)
+        self.expand = nn.Linear(rank, outputs)
+        nn.init.orthogonal_(self.reduce.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs) -> (B, outputs)."""
+        y: Tensor = self.expand(self.reduce(x))
+        return y
+
+    @property
+    def weight(self) -> Tensor:
+        """Of the second matrix, whose rows are the outputs."""
+        return self.expand.weight
+
+    @property
+    def bias(self) -> Tensor:
+        """Of the outputs."""
+        return self.expand.bias
+
+    @property
+    def compression_ratio(self) -> float:
+        """Parameters of ``nn.Linear`` of this size, by these."""
+        dense = (self.reduce.in_features + 1) * self.expand.out_features
+        return dense / count_parameters(self)
+
+
 @torch.no_grad()
 def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
     """Put ``scale · output + shift`` into the last layer of a network, ``net.fc``, in place.
@@ -264,9 +320,13 @@ def _check_shapes(feature_shape: tuple[int, ...], outputs: int) -> tuple[int, ..
     return shape
 
 
+def _build_pooling(feature_shape: tuple[int, ...]) -> nn.Sequential:
+    return nn.Sequential(_AVERAGES[len(feature_shape) - 1](1), nn.Flatten())
+
+
 def _build_linear(feature_shape: tuple[int, ...], outputs: int, drop_rate: float | None) -> nn.Sequential:
     """``nn.Sequential`` of two: pooling (with dropout behind it), and ``nn.Linear``."""
-    pool = nn.Sequential(_AVERAGES[len(feature_shape) - 1](1), nn.Flatten())
+    pool = _build_pooling(feature_shape)
     if drop_rate is not None:
         if not isinstance(drop_rate, int | float) or not 0 <= drop_rate < 1:
             raise TensorDropoutError(

@@ -33,6 +33,7 @@ from tensor_dropout.robustness.protocol import (
     plan_noise,
 )
 from tensor_dropout.robustness.search import seeded
+from tensor_dropout.robustness.shrinking import Shrunk, shrink
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer, fit_twin
 
@@ -54,6 +55,7 @@ class Settings:
         steps: of PGD and APGD.
         queries: of Square.
         twin_epochs: of the substitute that is trained when no twin is given; 0: no transfer.
+        head_sizes: about how many smaller sizes the head is cut to, none trained again; 0: none.
         seed: of everything random.
     """
 
@@ -70,6 +72,7 @@ class Settings:
     steps: int = 50
     queries: int = 1000
     twin_epochs: int = 20
+    head_sizes: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -113,6 +116,7 @@ def evaluate(
     twin: Target | None = None,
     unlabelled: Callable[[], Tensor] | None = None,
     validation: Callable[[], Examples] | None = None,
+    unknown: Callable[[], Examples] | None = None,
 ) -> list[str]:
     """Run what is missing of a protocol; every part that is done is kept at once.
 
@@ -124,6 +128,7 @@ def evaluate(
         twin: a network to transfer attacks from.
         unlabelled: inputs to train a substitute on, asked for when there is no twin.
         validation: examples to fit a regression's residual variance on.
+        unknown: examples of classes that the network was not trained for, to be told from the others.
 
     Returns:
         The names of the parts that were asked for: the file may hold others.
@@ -133,7 +138,7 @@ def evaluate(
     """
     with _seeded(settings.seed, examples.x):
         evaluation = _Evaluation(target, examples, outcomes, settings, twin, unlabelled)
-    return evaluation.run(validation)
+    return evaluation.run(validation, unknown)
 
 
 @contextmanager
@@ -163,7 +168,9 @@ class _Evaluation:
         if "target" not in outcomes.examples:
             outcomes.set_examples(self.y, examples.names)
 
-    def run(self, validation: Callable[[], Examples] | None) -> list[str]:
+    def run(
+        self, validation: Callable[[], Examples] | None, unknown: Callable[[], Examples] | None = None
+    ) -> list[str]:
         settings = self.settings
         attacks = plan_attacks(
             settings.protocol,
@@ -182,11 +189,15 @@ class _Evaluation:
             attacks = [part for part in attacks if not part.transferred]
         noises = plan_noise(settings.noise, settings.repeats)
         wide = settings.protocol in ("adaptive", "both")
-        with show_progress("clean images", len(attacks) + len(noises) + 3) as advance:
+        shrunk = self._shrink()
+        with show_progress("clean images", len(attacks) + len(noises) + len(shrunk) + 4) as advance:
             self._keep("clean", {}, lambda: self._describe(self.x, settings.seed))
             advance(1)
             if self.target.task == "regression" and validation is not None:
                 self._keep("validation", {}, lambda: self._fit_residual(validation()))
+            advance(1)
+            if unknown is not None:
+                self._keep("unknown", {}, lambda: self._describe_unknown(unknown()))
             advance(1)
             if wide:
                 self._keep("gradients", {"loss": first_loss(self.target.task)}, self._measure_gradients)
@@ -199,8 +210,31 @@ class _Evaluation:
                 advance.describe(noise.name)
                 self._keep(noise.name, noise.settings(), lambda: self._add_noise(noise))  # noqa: B023
                 advance(1)
-        fixed = [name for name in ("clean", "validation", *(["gradients"] if wide else [])) if name in self.outcomes]
-        return [*fixed, *(part.name for part in attacks), *(noise.name for noise in noises)]
+            for name, smaller in shrunk.items():
+                advance.describe(name)
+                settings_of = {"kind": smaller.kind, "size": smaller.size, "parameters": smaller.parameters}
+                self._keep(name, settings_of, lambda: self._describe_shrunk(smaller))  # noqa: B023
+                advance(1)
+        asked = {"clean": True, "validation": validation is not None, "unknown": unknown is not None, "gradients": wide}
+        fixed = [name for name, wanted in asked.items() if wanted and name in self.outcomes]
+        return [*fixed, *(part.name for part in attacks), *(noise.name for noise in noises), *shrunk]
+
+    def _shrink(self) -> dict[str, Shrunk]:
+        if not self.settings.head_sizes:
+            return {}
+        if len(self.target.members) > 1:
+            raise TensorDropoutError("evaluate: the head of one network can be cut down, not those of an ensemble")
+        found = shrink(self.target.members[0], self.settings.head_sizes)
+        return {f"head/{each.kind}/{each.size}": each for each in found}
+
+    def _describe_shrunk(self, smaller: Shrunk) -> Arrays:
+        """As it would be deployed: the mean weight, whatever the mode."""
+        target = _copy(self.target, members=[smaller.network], mode="mean", n_samples=1, eot_samples=1)
+        return slim(self._describe(self.x, self.settings.seed, target))
+
+    def _describe_unknown(self, examples: Examples) -> Arrays:
+        found = describe_outcome(self.target.predict(examples.x), examples.y, "classification")
+        return {"target": examples.y.cpu().numpy(), **found}
 
     def _keep(self, name: str, settings: Mapping[str, Any], work: Callable[[], Arrays]) -> None:
         settings = {**settings, "seed": self.settings.seed}
@@ -331,7 +365,7 @@ def _copy(target: Target, **changes: Any) -> Target:
         "eot_samples": target.eot_samples,
         "batch": target.batch,
     }
-    return Target(target.members, **(settings | changes))
+    return Target(changes.pop("members", target.members), **(settings | changes))
 
 
 # From data sets to examples.

@@ -30,7 +30,8 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
         task: "classification" or "regression".
 
     Returns:
-        For classes ``predicted``, ``confidence``, ``nll``, ``brier``, ``entropy``; for numbers ``output`` and ``std``.
+        For classes ``predicted``, ``confidence``, ``nll``, ``brier``, ``entropy`` and, over draws, ``disagreement`` and
+        ``doubt``; for numbers ``output`` and ``std``. Targets of -1 are of no known class: without ``nll``, ``brier``.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
@@ -43,13 +44,13 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
         return {name: values.float().cpu().numpy() for name, values in found.items()}
     probs = predicted.output.double()
     confidence, guess = probs.max(1)
-    hit = torch.nn.functional.one_hot(y.long(), probs.shape[1]).to(probs.dtype)
-    found = {
-        "confidence": confidence,
-        "nll": -(probs * hit).sum(1).clamp(min=torch.finfo(torch.float32).tiny).log(),
-        "brier": (probs - hit).square().sum(1),
-        "entropy": torch.special.entr(probs).sum(1),
-    }
+    found = {"confidence": confidence, "entropy": torch.special.entr(probs).sum(1)}
+    if bool((y >= 0).all()):
+        hit = torch.nn.functional.one_hot(y.long(), probs.shape[1]).to(probs.dtype)
+        found["nll"] = -(probs * hit).sum(1).clamp(min=torch.finfo(torch.float32).tiny).log()
+        found["brier"] = (probs - hit).square().sum(1)
+    if predicted.disagreement is not None and predicted.doubt is not None:
+        found |= {"disagreement": predicted.disagreement, "doubt": predicted.doubt}
     small = np.int16 if probs.shape[1] < 2**15 else np.int32
     return {"predicted": guess.cpu().numpy().astype(small)} | {
         name: values.float().cpu().numpy().astype(_STORED.get(name, np.float32)) for name, values in found.items()

@@ -120,6 +120,10 @@ def evaluate_run(
         assert data.validation is not None
         return take_examples(data.validation, scale, count=images, seed=settings.seed, device=where)
 
+    def take_unknown() -> Examples:
+        assert data.unknown is not None
+        return take_examples(data.unknown, scale, count=images, seed=settings.seed, device=where)
+
     planned = evaluate(
         target,
         examples,
@@ -128,6 +132,7 @@ def evaluate_run(
         twin=source,
         unlabelled=unlabelled,
         validation=None if data.validation is None or split == "validation" else validate,
+        unknown=None if data.unknown is None else take_unknown,
     )
     written = {
         "title": _describe(record["settings"], data, mode, len(members)),

@@ -39,6 +39,10 @@ def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
         console.print(table)
     if summary["noise"]:
         console.print(_tabulate_noise(summary, metric))
+    if "unknown" in summary:
+        console.print(_tabulate_unknown(summary["unknown"]))
+    if "heads" in summary:
+        console.print(_tabulate_heads(summary["heads"], metric))
     if "audit" in summary:
         print_audit(summary["audit"], console)
     elif summary["attacks"]:
@@ -96,6 +100,21 @@ def _tabulate_noise(summary: Mapping[str, Any], metric: str) -> Table:
     table = Table("noise", "level", metric, *keys, title="noise: metric with 95 % interval over draws and images")
     for row in [{"corruption": "none", "unit": "", **summary["clean"]}, *summary["noise"]]:
         table.add_row(*_name_noise(row), _with_interval(row, metric), *_show(row, keys))
+    return table
+
+
+def _tabulate_unknown(found: Mapping[str, Any]) -> Table:
+    title = f"{found['examples']} examples of unknown classes told from the known"
+    table = Table("signal", "AUROC, %", "let through at 95 % of the known, %", title=title)
+    for name, row in found["signals"].items():
+        table.add_row(name, f"{row['auroc']:.1f}", f"{row['fpr95']:.1f}")
+    return table
+
+
+def _tabulate_heads(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
+    table = Table("head", "size", "parameters", metric, title="the same network with a smaller head, not trained again")
+    for row in rows:
+        table.add_row(row["kind"], str(row["size"]), f"{row['parameters']:,}", _with_interval(row, metric))
     return table
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
+from tensor_dropout.robustness.detection import detect
 from tensor_dropout.robustness.measures import metric_interval, score_images, summarize, widen
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes
@@ -40,7 +41,8 @@ def summarize_evaluation(
         randomized: whether it is.
 
     Returns:
-        ``clean``, ``attacks``, ``worst_case``, ``noise`` and, if the adaptive protocol was run, ``audit``.
+        ``clean``, ``attacks``, ``worst_case``, ``noise``; where they were asked for also ``audit`` (of the adaptive
+        protocol), ``unknown`` (inputs of unknown classes) and ``heads`` (of smaller sizes).
     """
     record: dict[str, Any] = {
         "task": task,
@@ -52,10 +54,22 @@ def summarize_evaluation(
         "worst_case": [row for budget in budgets if (row := _worst_case(outcomes, planned, task, budget, norm))],
         "noise": _describe_noise(outcomes, [name for name in planned if name.startswith("noise/")], task),
     }
+    if "unknown" in planned:
+        signals = detect(outcomes["clean"], outcomes["unknown"])
+        record["unknown"] = {"examples": len(outcomes["unknown"]["target"]), "signals": signals}
+    if heads := [name for name in planned if name.startswith("head/")]:
+        record["heads"] = [
+            {**_pick(outcomes.settings(name), ("kind", "size", "parameters")), **_measure_attack(outcomes[name], task)}
+            for name in heads
+        ]
     if "gradients" in planned:
         found = make_audit(outcomes, planned, task, budgets, main, norm, declared_random, randomized)
         record["audit"] = found.as_record()
     return record
+
+
+def _pick(settings: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {key: settings[key] for key in keys}
 
 
 def make_audit(
@@ -70,7 +84,8 @@ def make_audit(
 ) -> Audit:
     """The audit of stored outcomes."""
     beside = norm == "linf"
-    kept = [name for name in planned if name != "validation" and (beside or not name.startswith("paper/"))]
+    others = ("validation", "unknown", "head/", *(() if beside else ("paper/",)))
+    kept = [name for name in planned if not name.startswith(others)]
     parts = {name: outcomes[name] for name in kept}
     return audit(Evidence(task, parts, tuple(budgets), main, declared_random, randomized))
 

@@ -45,10 +45,15 @@ class Predicted(NamedTuple):
     Attributes:
         output: (B, O): class probabilities, or a regression's output.
         std: (B, O): a regression's standard deviation over masks, draws or members; None without any.
+        disagreement: (B,): of classes, the mutual information of class and draw in nats; None without draws.
+        doubt: (B,): of classes, the standard deviation of the largest logit, divided by its lead on the second; None
+            without draws.
     """
 
     output: Tensor
     std: Tensor | None
+    disagreement: Tensor | None = None
+    doubt: Tensor | None = None
 
 
 class Nature(NamedTuple):
@@ -188,14 +193,19 @@ class Target:
         predict_part = self._predict_exact if self.mode == "exact" else self._predict
         with self._settled():
             parts = [predict_part(part) for part in x.split(self.batch)]
-        stds = [part.std for part in parts if part.std is not None]
-        return Predicted(torch.cat([part.output for part in parts]), torch.cat(stds) if stds else None)
+        output, *others = (_join(kind) for kind in zip(*parts, strict=True))
+        assert output is not None
+        return Predicted(output, *others)
 
     def _predict(self, x: Tensor) -> Predicted:
         draws = self._draw(x, self.n_samples)
-        if self.task == "classification":
-            return Predicted(draws.softmax(-1).mean(0), None)
-        return Predicted(draws.mean(0), draws.std(0) if len(draws) > 1 else None)
+        if self.task == "regression":
+            return Predicted(draws.mean(0), draws.std(0) if len(draws) > 1 else None)
+        probs = draws.softmax(-1)
+        mean = probs.mean(0)
+        if len(draws) == 1:
+            return Predicted(mean, None)
+        return Predicted(mean, None, _disagree(mean, _entropy(probs).mean(0)), _doubt(draws.mean(0), draws.std(0)))
 
     def _predict_exact(self, x: Tensor) -> Predicted:
         members = [
@@ -203,12 +213,15 @@ class Target:
             for member in self.members
         ]
         means = self._check_finite(torch.stack([member.mean for member in members]))
-        if self.task == "classification":
-            return Predicted(
-                torch.stack([member.probs for member in members if member.probs is not None]).mean(0), None
-            )
         within = torch.stack([member.std.square() for member in members if member.std is not None]).mean(0)
-        return Predicted(means.mean(0), (within + means.var(0, correction=0)).sqrt())
+        std = (within + means.var(0, correction=0)).sqrt()
+        if self.task == "regression":
+            return Predicted(means.mean(0), std)
+        probs, entropies, disagreements = (
+            torch.stack([getattr(member, name) for member in members]).mean(0)
+            for name in ("probs", "entropy", "mutual_information")
+        )
+        return Predicted(probs, None, _disagree(probs, entropies - disagreements), _doubt(means.mean(0), std))
 
     def examine(self, x: Tensor, y: Tensor, loss: Loss) -> Nature:
         """Look at the forward pass: is it random, and does a gradient come back?"""
@@ -329,6 +342,26 @@ class Target:
                 if self.mode == "sample":
                     stack.enter_context(_dropping(member))
             yield
+
+
+def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
+    given = [part for part in parts if part is not None]
+    return torch.cat(given) if given else None
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    return torch.special.entr(probs).sum(-1)
+
+
+def _disagree(probs: Tensor, within: Tensor) -> Tensor:
+    """The entropy of the averaged probabilities that is more than that of single draws."""
+    return (_entropy(probs) - within).clamp(min=0)
+
+
+def _doubt(logits: Tensor, std: Tensor) -> Tensor:
+    """Where every logit grows with the input's, so does its spread: only beside the lead does it say how sure it is."""
+    best, where = logits.topk(2, dim=1)
+    return std.gather(1, where[:, :1])[:, 0] / (best[:, 0] - best[:, 1]).clamp(min=1e-6)
 
 
 def _run(model: nn.Module, x: Tensor) -> Tensor:

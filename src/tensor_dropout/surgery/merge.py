@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.checks import check_hooks, check_model, check_tied
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, names_of, undone_on_failure
 from tensor_dropout.surgery.head import POOLINGS, TensorHead, pool_to
 from tensor_dropout.surgery.report import ConversionReport, Replacement
-from tensor_dropout.surgery.tensorize import count_parameters
 from tensor_dropout.surgery.weights import as_network, averaged_weight, inner, is_average, whole_weight
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, as_dropout
+from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, unwarned
@@ -435,8 +436,3 @@ def measure(model: nn.Module, example: Any, before: list[Tensor]) -> float | Non
     scale = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
     change = max((float((a - b).abs().max()) for a, b in pairs if b.numel()), default=0.0)
     return change / scale if scale > 0 else change
-
-
-def count_parameters(module: nn.Module) -> int:
-    """The number of parameters."""
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -70,12 +70,14 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """The learning rate over the run: constant, step (divided at milestones), cosine or one-cycle."""
+    """The learning rate over the run: constant, step (divided at milestones), cosine or one-cycle; and θ over it."""
 
     name: Literal["constant", "step", "cosine", "one-cycle"] = "one-cycle"
     milestones: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     factor: float = Field(0.1, gt=0, lt=1)
     warmup: float = Field(0.3, ge=0, lt=1)
+    theta_start: float | None = Field(None, gt=0, le=1)  # θ moves from here to net.theta
+    theta_share: float = Field(0.5, gt=0, le=1)  # over this share of the epochs
 
 
 class RunConfig(Section):
@@ -84,7 +86,9 @@ class RunConfig(Section):
     epochs: int = Field(30, ge=1)
     batch: int = Field(64, ge=1)
     seed: int = Field(0, ge=0, lt=2**50)
+    loss: Literal["sampled", "expected"] = "sampled"  # expected: over all masks, in closed form
     label_smoothing: float = Field(0.0, ge=0, lt=1)
+    adversarial: float | None = Field(None, gt=0, le=1)  # train on attacked inputs, within this share of their range
     ema: float | None = Field(None, gt=0, lt=1)
     device: str = "auto"
     precision: Literal["auto", "float32", "bf16", "float64"] = "auto"
@@ -116,6 +120,15 @@ class Config(Section):
             raise ValueError("optimizer.nesterov is for sgd with optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
             raise ValueError('run.ema needs run.sharding="ddp": a sharded network has no average here')
+        if self.run.sharding == "fsdp" and self.run.adversarial is not None:
+            raise ValueError('run.adversarial needs run.sharding="ddp"')
+        if not self.net.head.startswith("rtrl-"):
+            for key, asked in {
+                'run.loss="expected"': self.run.loss == "expected",
+                "schedule.theta_start": self.schedule.theta_start is not None,
+            }.items():
+                if asked:
+                    raise ValueError(f"{key} needs a head with tensor dropout (rtrl-…), got net.head={self.net.head!r}")
         return self
 
 

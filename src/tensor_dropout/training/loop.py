@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from tensor_dropout.data import load_data
 from tensor_dropout.data.base import Data
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import save
+from tensor_dropout.layers.dropout import find_dropouts
+from tensor_dropout.layers.emission import count_parameters
+from tensor_dropout.layers.schedule import ThetaSchedule
 from tensor_dropout.nets import build_net, rescale_
 from tensor_dropout.training.baselines import predict_ridge
 from tensor_dropout.training.checkpoint import read_latest, write_checkpoint
@@ -104,6 +107,7 @@ class Trainer:
         self.steps = config.run.epochs * self.sampler.steps_per_epoch
         self.speed = choose_speed(config, data, device, process.world, self.steps * config.run.batch)
         self.step = Step(self.network, self.optimizer, feed.fetch, data, self.targets, config, device, self.speed)
+        self.theta = schedule_theta(self.plain, config)
         self.board = Board(run.path / "tensorboard" if config.run.tensorboard and process.is_first else None)
         self.done = 0
         self.seconds = 0.0
@@ -127,6 +131,7 @@ class Trainer:
         """The steps of one epoch, from its step ``first`` on."""
         started = time.monotonic()
         per_epoch = self.sampler.steps_per_epoch
+        self.set_theta(epoch)
         for start in self.feed.starts(epoch, first):
             self.step.set_rate(rate_at(self.config.schedule, self.done, self.steps, per_epoch))
             self.step(*start)
@@ -148,6 +153,11 @@ class Trainer:
         if self.process.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds += time.monotonic() - started
+
+    def set_theta(self, epoch: int) -> None:
+        """θ as scheduled for an epoch."""
+        if self.theta is not None:
+            self.theta.load_state_dict({**self.theta.state_dict(), "last_step": epoch})
 
     def any_asked(self, interruption: Interruption) -> bool:
         """Whether any process was asked to stop: all of them save and stop after the same step."""
@@ -279,6 +289,7 @@ class Trainer:
 
     def finish(self) -> dict[str, Any]:
         """Put the target's unit into the head, evaluate once on the test part, and write model and result."""
+        self.set_theta(self.config.run.epochs)
         network = copy.deepcopy(gather_network(self.averaged(), self.config))
         if self.data.task == "regression":
             rescale_(network, self.targets.std, self.targets.mean)
@@ -288,7 +299,8 @@ class Trainer:
             "classes": self.data.classes,
             "epochs": self.config.run.epochs,
             "steps": self.steps,
-            "parameters": sum(parameter.numel() for parameter in network.parameters()),
+            "parameters": count_parameters(network),
+            "head_parameters": count_parameters(cast(nn.Module, getattr(network, "fc", nn.Identity()))),
             "compression_ratio": getattr(getattr(network, "fc", None), "compression_ratio", None),
             "seconds": round(self.seconds, 3),
             "examples_per_second": round(self.steps * self.config.run.batch / max(self.seconds, 1e-9), 1),
@@ -345,6 +357,15 @@ def wrap(network: nn.Module, config: Config, process: Process) -> nn.Module:
         fully_shard(network)
         return network
     return DistributedDataParallel(network, device_ids=[process.device] if process.device.type == "cuda" else None)
+
+
+def schedule_theta(network: nn.Module, config: Config) -> ThetaSchedule | None:
+    """θ over the epochs, from ``schedule.theta_start`` to the network's own; None: it stays."""
+    start, share = config.schedule.theta_start, config.schedule.theta_share
+    if start is None:
+        return None
+    end = float(find_dropouts(network)[0].theta)
+    return ThetaSchedule(network, start=start, end=end, steps=max(1, round(share * config.run.epochs)))
 
 
 def make_optimizer(network: nn.Module, config: Config, device: torch.device) -> torch.optim.Optimizer:

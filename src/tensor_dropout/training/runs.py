@@ -43,7 +43,8 @@ class RunFolder:
         record_path = self.path / "run.json"
         settings = flatten(config.model_dump(mode="json"))
         if record_path.is_file():
-            before = json.loads(record_path.read_text(encoding="utf-8"))["settings"]
+            new = flatten(Config().model_dump(mode="json"))  # keys that the version which wrote the record had not
+            before = new | json.loads(record_path.read_text(encoding="utf-8"))["settings"]
             changed = [
                 key
                 for key in settings.keys() | before.keys()
