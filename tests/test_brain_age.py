@@ -156,6 +156,40 @@ def test_of_a_folder_predict_takes_what_training_would(scans, runs, tmp_path):
     assert "has several kinds of scan (T1w, T2w); name the files instead" in result.output
 
 
+def test_a_scan_with_other_voxels_than_those_trained_on_is_refused(scans, runs, tmp_path):
+    import nibabel
+
+    known = nibabel.load(scans / "sub-001" / "anat" / "sub-001_T1w.nii.gz")
+    edges = known.header.get_zooms()
+    path, table = tmp_path / "other.nii.gz", tmp_path / "ages.csv"
+    arguments = ["predict", str(path), "--model", str(runs[0]), "-o", str(table)]
+
+    def write(*factors):
+        affine = np.diag([*(edge * factor for edge, factor in zip(edges, factors, strict=True)), 1.0])
+        nibabel.save(nibabel.Nifti1Image(np.asarray(known.dataobj), affine), path)
+
+    write(1, 1, 0.8)
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    own, expected = (
+        "×".join(f"{edge * f:.4g}" for edge, f in zip(edges, factors, strict=True))
+        for factors in ((1, 1, 0.8), (1, 1, 1))
+    )
+    assert f"has voxels of {own} mm, the network was trained on {expected} mm; resample it first" in result.output
+    assert not table.exists()
+    write(1, 1.05, 0.95)
+    invoke(*arguments)
+    write(1, 1, 0.8)
+    record = json.loads((runs[0] / "run.json").read_text("utf-8"))
+    assert record["data"].pop("voxel") == pytest.approx(edges, rel=1e-3)  # an older run has none
+    for key, value in (("data.options.resample", edges[0]), ("data.root", str(tmp_path / "gone"))):
+        run = shutil.copytree(runs[0], tmp_path / key)
+        settings = record["settings"] | {key: float(value) if key.endswith("resample") else value}
+        settings |= {"data.options.size": [12, 16, 12]}  # what is resampled has another shape
+        (run / "run.json").write_text(json.dumps(record | {"settings": settings}), encoding="utf-8")
+        invoke("predict", path, "--model", run, "-o", table)
+
+
 def test_records_are_json_that_any_parser_reads(runs):
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tensor_dropout.data import StreamSplit, TensorSplit, load_data
-from tensor_dropout.data import nifti as module
+from tensor_dropout.data.nifti import cache as module
 from tensor_dropout.errors import TensorDropoutError
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
@@ -209,10 +209,22 @@ def test_different_shapes_need_a_crop_or_a_size(flat):
     assert load(flat, size=(8, 8, 8)).input_shape == (1, 8, 8, 8)
 
 
-def test_different_voxels_warn_unless_resampled(flat):
-    write_volume(flat / "sub-07_T1w.nii.gz", make_volume(7), np.diag([2.0, 2, 3, 1]))
+def test_voxels_that_differ_a_little_warn_unless_resampled(flat):
+    write_volume(flat / "sub-07_T1w.nii.gz", make_volume(7), np.diag([2.0, 2, 2.1, 1]))
     with pytest.warns(UserWarning, match=r"voxels differ.*sub-07_T1w; set resample"):
         load(flat)
+
+
+@pytest.mark.parametrize("odd", [0, 7])
+def test_voxels_that_differ_by_more_than_a_tenth_are_refused_unless_resampled(flat, odd):
+    load(flat)
+    turned = np.array([[0, 2.0, 0, 0], [3, 0, 0, 0], [0, 0, 2, 0], [0, 0, 0, 1]])  # stored: y, x, z
+    for affine, size in ((np.diag([2.0, 3, 2, 1]), SHAPE), (turned, (12, 10, 8))):
+        write_volume(flat / f"sub-{odd:02d}_T1w.nii.gz", make_volume(odd, size), affine)
+        message = rf"sub-{odd:02d}_T1w.nii.gz has voxels of 2×3×2 mm, other scans .* 2×2×2 mm; set resample to one edge"
+        with pytest.raises(TensorDropoutError, match=message):
+            load(flat, size=SHAPE)
+        assert load(flat, size=SHAPE, resample=2.0).input_shape == (1, *SHAPE)
 
 
 # Cache.
@@ -281,6 +293,33 @@ def test_sets_that_do_not_fit_stream_from_the_cache(flat):
     volumes, ages = next(iter(DataLoader(data.train, batch_size=12, num_workers=1)))
     assert torch.equal(volumes, whole.train.inputs)
     assert torch.equal(ages, whole.train.targets)
+
+
+def test_prepared_volumes_that_nobody_uses_are_removed(flat):
+    """Those not used for 30 days, when others are prepared; a locked one and files of other names stay."""
+    folder, sizes = flat / ".cache", {"unused": (8, 8, 8), "locked": (8, 8, 7), "used": (8, 8, 6), "read": (8, 8, 5)}
+    paths, loaded = {}, {}
+    for name, size in sizes.items():
+        before = set(folder.glob("*.npy"))
+        loaded[name] = load(flat, size=size, memory=0)
+        (paths[name],) = set(folder.glob("*.npy")) - before
+    notes = folder / "nifti-notes.npy"
+    notes.touch()
+    lock = paths["locked"].with_name(f".{paths['locked'].name}.lock")
+    lock.touch()
+    month_ago = time.time() - 31 * 24 * 3600
+    for path in (*paths.values(), notes):
+        os.utime(path, (month_ago, month_ago))
+    load(flat, size=sizes["used"])
+    loaded["read"].train.set_epoch(3, seed=0)
+    assert paths["unused"].exists()  # nothing new was prepared yet
+    load(flat)
+    assert [name for name, path in paths.items() if not path.exists()] == ["unused"]
+    assert notes.exists()
+    assert len(set(folder.glob("*.npy")) - {*paths.values(), notes}) == 1
+    lock.unlink()
+    load(flat, size=(9, 9, 9))
+    assert [name for name, path in paths.items() if not path.exists()] == ["unused", "locked"]
 
 
 # Splits.

@@ -6,10 +6,12 @@ import inspect
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
 
+from tensor_dropout.data import load_data
 from tensor_dropout.data.base import StandardizeImages
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness import noise
@@ -136,6 +138,30 @@ def test_rician_follows_its_distribution():
     x = torch.tensor([0.0, 4.0]).repeat_interleave(20_000).view(1, 1, -1).double()  # variance 4
     bright = add_rician(x, 1.0, seeded()).view(2, -1)[1]
     assert stats.kstest(bright.numpy(), stats.rice(b=4 / 2, scale=2).cdf).pvalue > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int16"])
+def test_rician_takes_scans_without_bounds(tmp_path, dtype):
+    """They are kept at mean 0 and variance 1; the noise must be that of their intensities, whose 0 is no signal."""
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    random = np.random.default_rng(0)
+    volumes = {}
+    for k in range(4):
+        volume = np.zeros((10, 12, 10))
+        volume[2:8, 2:10, 3:9] = random.uniform(300, 900, (6, 8, 6))
+        volumes[f"sub-{k}_T1w"] = volume.astype(dtype)
+        nibabel.save(nibabel.Nifti1Image(volume.astype(dtype), np.eye(4)), tmp_path / f"sub-{k}_T1w.nii.gz")
+    (tmp_path / "participants.tsv").write_text("participant_id\tage\n" + "".join(f"sub-{k}\t{k}\n" for k in range(4)))
+    data = load_data("nifti", root=tmp_path, test=0, validation=0)
+    assert (data.train.inputs.dtype, data.bounds) == (torch.float16, None)
+    assert "rician" in suitable(3, bounded=False)
+    noisy = CORRUPTIONS["rician"].apply(data.train.inputs.float(), 2.0, seeded(), UNBOUNDED)
+    stored = torch.stack([torch.from_numpy(volumes[name]) for name in data.train.names]).unsqueeze(1).double()
+    measured = CORRUPTIONS["rician"].apply(stored.float(), 2.0, seeded(), (0.0, math.inf)).double()
+    over = {"dim": (1, 2, 3, 4), "keepdim": True}
+    expected = (measured - stored.mean(**over)) / stored.std(**over, correction=0)
+    torch.testing.assert_close(noisy.double(), expected, atol=5e-3, rtol=0)
+    assert bool((noisy.amin((1, 2, 3, 4)) >= data.train.inputs.float().amin((1, 2, 3, 4))).all())
 
 
 # The other families, each against its own formula.
@@ -447,9 +473,10 @@ def test_functions_refuse_bad_batches_and_bounds_by_themselves():
 
 
 def test_every_public_function_is_documented_with_an_example():
-    for name, thing in vars(noise).items():
-        if inspect.isfunction(thing) and thing.__module__ == noise.__name__ and not name.startswith("_"):
-            assert ">>> " in inspect.getdoc(thing), name
+    functions = {name: getattr(noise, name) for name in noise.__all__ if inspect.isfunction(getattr(noise, name))}
+    assert len(functions) == 13
+    for name, function in functions.items():
+        assert ">>> " in inspect.getdoc(function), name
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -280,6 +280,26 @@ def test_one_experiment_is_drawn_from_its_records(copied, started):
 # Cells.
 
 
+def test_several_rows_are_run_in_one_sweep_and_each_table_is_written(tmp_path, started):
+    names = ["cifar100/fc", "imagenet/fc", "cifar100/fc"]
+    result = runner.invoke(cli.app, ["reproduce", *names, "--out", str(tmp_path), "--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert sorted(started) == [
+        ("train", "cifar100/fc-seed0"),
+        ("train", "cifar100/fc-seed1"),
+        ("train", "imagenet/fc-seed0"),
+    ]
+    assert "3 of 3 runs were to do; now 3 done." in result.output
+    assert all((tmp_path / name / "table.md").is_file() for name in ("cifar100", "imagenet"))
+
+
+@pytest.mark.parametrize("alone", ["all", "digits", "synthetic-cp"])
+def test_what_is_run_alone_says_so(nowhere, alone):
+    result = runner.invoke(cli.app, ["reproduce", "cifar100/fc", alone])
+    assert result.exit_code == 2
+    assert f"{alone} is run alone" in " ".join(result.output.replace("│", " ").split())
+
+
 def test_a_deleted_record_makes_exactly_that_run_execute_again(copied, started):
     base = copied(*NETWORKS)
     before = (base / "cifar100" / "fc-seed1" / "model.safetensors").read_bytes()

@@ -140,6 +140,7 @@ class _Trained:
         units: of those targets that have a known one.
         classes: their names, or None.
         model: run and fingerprint, for the record.
+        voxel: edges in mm that a scan's must be near; None: not known, or scans are resampled.
     """
 
     data: str
@@ -150,9 +151,12 @@ class _Trained:
     units: dict[str, str]
     classes: list[str] | None
     model: dict[str, Any]
+    voxel: tuple[float, ...] | None
 
     def read(self, path: Path) -> Tensor:
         """(1, *input_shape), prepared as in training."""
+        if self.voxel is not None:
+            self.module.require_voxel(path, self.voxel)
         x: Tensor = self.module.read_input(path, self.network.input_shape, self.options)
         return x[None].to(next(self.network.parameters()).dtype)
 
@@ -316,6 +320,7 @@ def _open_run(run: Path) -> _Trained:
             "net": settings["net.name"],
             "head": settings["net.head"],
         },
+        voxel=_find_voxel(module, record, options) if name == "nifti" else None,
     )
 
 
@@ -331,6 +336,23 @@ def _find_units(root: str | None, table: str | None, targets: Sequence[str]) -> 
     except (OSError, ValueError, AttributeError, TypeError):
         pass  # no description, or one that says nothing
     return {name: unit for name, unit in units.items() if name in targets}
+
+
+def _find_voxel(module: ModuleType, record: dict[str, Any], options: dict[str, Any]) -> tuple[float, ...] | None:
+    """The voxel edges of the training scans: from the run or, if it is older, the first 20 scans of its folder.
+
+    None if they are resampled, or nobody knows.
+    """
+    root, stored = record["settings"].get("data.root"), record.get("data", {}).get("voxel")
+    if stored is not None:
+        return tuple(stored)
+    if root is None or options.get("resample") is not None:
+        return None
+    try:
+        paths = module.find_files(Path(root).expanduser(), options.get("images", "**/*.nii*"))[:20]
+        return module.typical_voxel([module.read_header(path) for path in paths]) if paths else None
+    except (OSError, TensorDropoutError):
+        return None
 
 
 def _list_files(given: list[Path], trained: _Trained) -> list[Path]:

@@ -29,13 +29,22 @@ def _show_reproduce_help(context: typer.Context, asked: bool) -> None:
     table.add_row(ALL, "everything of the paper, then the report", "quick, paper")
     console = Console()
     console.print(table)
-    console.print("Example: tensor-dropout reproduce digits --preset quick --out out/reproduce/quick", highlight=False)
-    console.print("Example: tensor-dropout reproduce cifar100/rtrl-cp --preset paper --root FOLDER", highlight=False)
+    for example in (
+        "digits --preset quick --out out/reproduce/quick",
+        "cifar100/rtrl-cp --preset paper --root FOLDER",
+        "mri mri-noise --preset paper --root FOLDER --workers 4",
+    ):
+        console.print(f"Example: tensor-dropout reproduce {example}", highlight=False)
     raise typer.Exit
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="The experiment; see the list below. EXPERIMENT/RECIPE runs one row.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="NAME...", help="The experiment; see the list below. EXPERIMENT/RECIPE runs one row. Or several."
+        ),
+    ],
     preset: Annotated[str, typer.Option(help="The settings: quick, or paper for the full ones.")] = "quick",
     out: Annotated[
         Path | None,
@@ -67,6 +76,41 @@ def reproduce(
 
     Runs that are already in the folder with the same settings are not repeated; what was cut off goes on.
     """
+    for name in names:
+        _check_name(name, preset)
+    if len(names) > 1 and (alone := [name for name in names if name == ALL or not _has_recipes(name)]):
+        raise typer.BadParameter(f"{alone[0]} is run alone: give one name, or only rows and tables", param_hint="NAME")
+    base = out or Path("out", "reproduce", preset)
+    name = names[0]
+    after = f"what is done is kept in {base}, the same command goes on from there"
+    with report_failure(f"reproduce {' '.join(names)}", after):
+        options: dict[str, Any] = {
+            "roots": _read_roots(root or []),
+            "device": device,
+            "workers": workers,
+            "rerun_stale": rerun_stale,
+        }
+        if slurm is not None:
+            options |= {"cluster": "slurm", "slurm_partition": slurm}
+        if name == ALL:
+            written = _run_all(preset, base, seed, options)
+        elif _has_recipes(name):
+            from tensor_dropout.experiments.paper import run_several
+
+            written = run_several(names, preset, base, seed, **options)
+        else:
+            written = _run_one(name, preset, base, seed, options)
+    typer.echo("Wrote:")
+    for path in written:
+        typer.echo(f"  {path}")
+
+
+def _has_recipes(name: str) -> bool:
+    """Whether its runs can be mixed with those of others."""
+    return EXPERIMENTS[name.partition("/")[0]].endswith(".paper")
+
+
+def _check_name(name: str, preset: str) -> None:
     experiment = name.partition("/")[0]
     if name != ALL and experiment not in EXPERIMENTS:
         near = get_close_matches(experiment, [*EXPERIMENTS, ALL], n=3, cutoff=0.4)
@@ -81,20 +125,6 @@ def reproduce(
         raise typer.BadParameter(
             f"{name} has no preset {preset!r}; it has: {', '.join(presets)}.", param_hint="--preset"
         )
-    base = out or Path("out", "reproduce", preset)
-    with report_failure(f"reproduce {name}", f"what is done is kept in {base}, the same command goes on from there"):
-        options: dict[str, Any] = {
-            "roots": _read_roots(root or []),
-            "device": device,
-            "workers": workers,
-            "rerun_stale": rerun_stale,
-        }
-        if slurm is not None:
-            options |= {"cluster": "slurm", "slurm_partition": slurm}
-        written = _run_all(preset, base, seed, options) if name == ALL else _run_one(name, preset, base, seed, options)
-    typer.echo("Wrote:")
-    for path in written:
-        typer.echo(f"  {path}")
 
 
 def _run_one(name: str, preset: str, base: Path, seed: int, options: dict[str, Any]) -> list[Path]:

@@ -101,6 +101,7 @@ class Data:
         augment: a prepared batch -> a changed one of the same shape, or None.
         simulated: whether the inputs were made up; must be said wherever results are shown.
         provenance: one sentence with source and licence, shown with every result.
+        voxel: edges of a voxel in mm, if the inputs are scans that are not resampled; else None.
         bounds: the smallest and largest stored value that an input can have, or None.
         unknown: test examples of classes that the network was not trained for, or None.
     """
@@ -118,6 +119,7 @@ class Data:
     augment: nn.Module | None
     simulated: bool
     provenance: str
+    voxel: tuple[float, ...] | None = None
     bounds: tuple[float, float] | None = None
     unknown: Split | None = None
 

@@ -101,10 +101,15 @@ def make_place(out: Path, options: dict[str, Any]) -> Place:
 
 
 def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
-    """Run what is missing of an experiment, draw it, and write its table.
+    """Run what is missing of an experiment, draw it, and write its table: :func:`run_several` of one."""
+    return run_several([name], preset, out, seed, **options)
+
+
+def run_several(names: list[str], preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
+    """Run what is missing of some experiments in one sweep, draw them, and write their tables.
 
     Args:
-        name: the experiment, or "EXPERIMENT/RECIPE".
+        names: experiments, or "EXPERIMENT/RECIPE".
         preset: "quick" or "paper".
         out: the folder of all experiments of this preset.
         seed: the first seed.
@@ -117,10 +122,13 @@ def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Pa
 
     console = Console()
     place = make_place(out, options)
-    run_cells(list_cells(name, preset, seed), place, console=console, **options)
-    experiment = name.partition("/")[0]
-    section = build_section(experiment, {preset: out}, out / experiment)
-    print_section(section, console)
-    page = out / experiment / "table.md"
-    write_markdown(Report(section.title, [], [section], []), page)
-    return [page, *(figure.svg for figure in section.figures)]
+    cells = [cell for name in names for cell in list_cells(name, preset, seed)]
+    run_cells(_list_once(cells), place, console=console, **options)
+    written = []
+    for experiment in dict.fromkeys(name.partition("/")[0] for name in names):
+        section = build_section(experiment, {preset: out}, out / experiment)
+        print_section(section, console)
+        page = out / experiment / "table.md"
+        write_markdown(Report(section.title, [], [section], []), page)
+        written += [page, *(figure.svg for figure in section.figures)]
+    return written

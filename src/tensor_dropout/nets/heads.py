@@ -257,8 +257,8 @@ class LowRankLinear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Of the second matrix, whose rows are the outputs."""
-        return self.expand.weight
+        """The product: (outputs, inputs), as that of ``nn.Linear``."""
+        return self.expand.weight @ self.reduce.weight
 
     @property
     def bias(self) -> Tensor:
@@ -290,7 +290,7 @@ def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
         last = max(n for n, index in enumerate(indices) if outputs[-1] in index)
         weight, axis = head.operands()[last], indices[last].index(outputs[-1])
     else:
-        weight, axis = head.weight, 0
+        weight, axis = (head.expand if isinstance(head, LowRankLinear) else head).weight, 0
     weight.copy_(multiply_along(weight, scale.to(weight), axis))
     head.bias.copy_(head.bias * scale.to(weight) + shift.to(weight))
 

@@ -71,7 +71,7 @@ def shrink(network: nn.Module, points: int) -> Iterator[Shrunk]:
 @torch.no_grad()
 def _factorize(network: nn.Module, head: nn.Linear | LowRankLinear, points: int) -> Iterator[Shrunk]:
     """The nearest weights of lower rank."""
-    weight = head.weight if isinstance(head, nn.Linear) else head.expand.weight @ head.reduce.weight
+    weight = head.weight
     left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
     most = len(values) if isinstance(head, nn.Linear) else head.reduce.out_features
     for rank in _space(1, most, points):

@@ -65,6 +65,7 @@ class RunFolder:
                 "name": data.name,
                 "simulated": data.simulated,
                 "provenance": data.provenance,
+                **({} if data.voxel is None else {"voxel": data.voxel}),
                 "examples": {name: len(part) for name, part in splits(data).items()},
             },
             "environment": describe_environment(),

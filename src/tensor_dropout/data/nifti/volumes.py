@@ -1,0 +1,214 @@
+"""From a file to a volume: its header, its voxels in RAS order, resampled, cut and padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tensor_dropout.data.base import StandardizeImages, import_extra
+from tensor_dropout.errors import TensorDropoutError
+
+Box = tuple[tuple[int, int], ...]
+"""First and one past the last voxel along each axis."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of a volume before it is read: shape and voxel edges in mm, in RAS order, and how it is stored."""
+
+    shape: tuple[int, ...]
+    voxel: tuple[float, ...]
+    is_uint8: bool
+
+
+def read_header(path: Path) -> Header:
+    """The header of a file.
+
+    Raises:
+        TensorDropoutError: if it cannot be read, or is not one three-dimensional volume.
+    """
+    nibabel = import_extra("nibabel", "nifti", "nifti")
+    image = _open_image(path)
+    order = nibabel.io_orientation(image.affine)[:, 0].astype(int).argsort()  # RAS axis -> stored axis
+    zooms = image.header.get_zooms()
+    is_uint8 = image.get_data_dtype() == np.uint8 and (image.dataobj.slope, image.dataobj.inter) == (1, 0)
+    return Header(tuple(image.shape[i] for i in order), tuple(float(zooms[i]) for i in order), is_uint8)
+
+
+def typical_voxel(headers: Sequence[Header]) -> tuple[float, ...]:
+    """The middle one of their voxel edges along each axis, in mm, to four digits.
+
+    Example:
+        >>> typical_voxel([Header((8, 8, 8), (1.0, 1.0, edge), True) for edge in (1.2, 1.0, 1.2)])
+        (1.0, 1.0, 1.2)
+    """
+    axes = zip(*(header.voxel for header in headers), strict=True)
+    return tuple(float(f"{median_low(edges):.4g}") for edges in axes)
+
+
+def is_near(voxel: Sequence[float], expected: Sequence[float]) -> bool:
+    """Whether no edge is more than 10 % longer or shorter than expected.
+
+    Example:
+        >>> is_near((2.2, 2.0, 2.0), (2.0, 2.0, 2.0)), is_near((2.0, 2.0, 1.0), (2.0, 2.0, 2.0))
+        (True, False)
+    """
+    return all(abs(own - edge) <= 0.1001 * edge for own, edge in zip(voxel, expected, strict=True))
+
+
+def format_voxel(voxel: Sequence[float]) -> str:
+    """As it is written in messages: "2×2×1.5 mm"."""
+    return "×".join(f"{edge:.4g}" for edge in voxel) + " mm"
+
+
+def require_voxel(path: Path, expected: Sequence[float]) -> None:
+    """Refuse a scan whose voxels a network does not know.
+
+    Raises:
+        TensorDropoutError: if an edge is more than 10 % longer or shorter than expected, or the header is damaged.
+    """
+    voxel = read_header(path).voxel
+    if not is_near(voxel, expected):
+        raise TensorDropoutError(
+            f"nifti: {path} has voxels of {format_voxel(voxel)}, the network was trained on {format_voxel(expected)}; "
+            "resample it first"
+        )
+
+
+def _open_image(path: Path) -> Any:
+    import nibabel
+
+    try:
+        image: Any = nibabel.load(path)
+    except Exception as error:  # a damaged file can raise anything
+        raise TensorDropoutError(f"nifti: {path} cannot be read ({error}); replace it") from error
+    if len(image.shape) != 3 and not (len(image.shape) == 4 and image.shape[3] == 1):
+        raise TensorDropoutError(f"nifti: {path} has shape {image.shape}; one three-dimensional volume is expected")
+    return image
+
+
+def read_volume(path: Path, resample: float | None) -> np.ndarray:
+    """The volume in RAS order, (X, Y, Z) float32, resampled if asked.
+
+    Raises:
+        TensorDropoutError: if it cannot be read, or has values that are no numbers.
+    """
+    import nibabel
+
+    image = _open_image(path)
+    try:
+        values = np.asarray(nibabel.as_closest_canonical(image).dataobj, dtype=np.float32)
+    except Exception as error:
+        raise TensorDropoutError(f"nifti: {path} cannot be read ({error}); replace it") from error
+    values = values.reshape(values.shape[:3])
+    bad = values.size - int(np.isfinite(values).sum())
+    if bad:
+        raise TensorDropoutError(
+            f"nifti: {path} has {bad} voxels that are NaN or infinite; repair or remove it (a mask often leaves them: "
+            "write 0 outside)"
+        )
+    if values.min() == values.max():
+        raise TensorDropoutError(f"nifti: {path} has the same value in all voxels; repair or remove it")
+    return values if resample is None else resample_volume(values, read_header(path).voxel, resample)
+
+
+def resample_shape(shape: Sequence[int], voxel: Sequence[float], edge: float) -> tuple[int, ...]:
+    """How many cubic voxels cover the same field of view."""
+    return tuple(max(1, round(cells * step / edge)) for cells, step in zip(shape, voxel, strict=True))
+
+
+def resample_volume(values: np.ndarray, voxel: Sequence[float], edge: float) -> np.ndarray:
+    """The volume on cubic voxels, axis by axis: averages where it shrinks, linear interpolation where it grows.
+
+    Example:
+        >>> resample_volume(np.arange(8, dtype=np.float32).reshape(8, 1, 1), (1, 2, 2), 2.0).ravel()
+        array([0.5, 2.5, 4.5, 6.5], dtype=float32)
+    """
+    volume = torch.from_numpy(np.ascontiguousarray(values))[None, None]
+    for axis, cells in enumerate(resample_shape(values.shape, voxel, edge)):
+        size = list(volume.shape[2:])
+        if cells != size[axis]:
+            mode = "area" if cells < size[axis] else "trilinear"
+            size[axis] = cells
+            volume = F.interpolate(volume, size=size, mode=mode)
+    return volume[0, 0].numpy()
+
+
+def find_box(values: np.ndarray) -> Box:
+    """The smallest box around all voxels that are not 0.
+
+    Example:
+        >>> volume = np.zeros((4, 4, 4))
+        >>> volume[1, 2:4, 3] = 1
+        >>> find_box(volume)
+        ((1, 2), (2, 4), (3, 4))
+    """
+    spans = []
+    for axis in range(3):
+        others = tuple(i for i in range(3) if i != axis)
+        rows = np.flatnonzero((values != 0).any(axis=others))
+        spans.append((int(rows[0]), int(rows[-1]) + 1))
+    return tuple(spans)
+
+
+def fit_size(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
+    """The volume padded with its smallest value, or cut, evenly on both sides of each axis.
+
+    Example:
+        >>> fit_size(np.array([[[1, 2, 3]]]), (1, 1, 5)).ravel(), fit_size(np.array([[[1, 2, 3]]]), (1, 1, 1)).ravel()
+        (array([1, 1, 2, 3, 1]), array([2]))
+    """
+    background = values.min()
+    for axis, cells in enumerate(size):
+        extra = cells - values.shape[axis]
+        if extra < 0:
+            start = -extra // 2
+            values = np.take(values, range(start, start + cells), axis=axis)
+    margins = [
+        ((cells - own) // 2, cells - own - (cells - own) // 2) for cells, own in zip(size, values.shape, strict=True)
+    ]
+    return np.pad(values, margins, constant_values=background)
+
+
+def cut_volume(values: np.ndarray, crop: str | None, common: Box | None) -> np.ndarray:
+    """The volume cut to its own box ("brain") or to that of all ("common"), or as it is (None)."""
+    box = common if crop == "common" else find_box(values) if crop == "brain" else None
+    return values if box is None else values[tuple(slice(*span) for span in box)]
+
+
+def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
+    """One scan as a network that was trained on such a folder takes it.
+
+    Args:
+        path: a NIfTI file.
+        input_shape: (1, *size) of the network.
+        options: those that the network's data was loaded with.
+
+    Returns:
+        (1, *size), of mean 0 and variance 1.
+
+    Raises:
+        TensorDropoutError: if it cannot be read, or its shape does not fit and nothing says how to make it fit.
+    """
+    import_extra("nibabel", "nifti", "nifti")
+    crop = options.get("crop")
+    if crop == "common":
+        raise TensorDropoutError(
+            'nifti: the network was trained with crop="common", a box of its whole folder that one scan does not know; '
+            'train with crop="brain" or size to predict from files'
+        )
+    values = cut_volume(read_volume(path, options.get("resample")), crop, None)
+    if crop is None and options.get("size") is None and values.shape != input_shape[1:]:
+        raise TensorDropoutError(
+            f"nifti: {path} has {values.shape} voxels, the network takes {input_shape[1:]}; resample it"
+        )
+    volume = torch.from_numpy(np.ascontiguousarray(fit_size(values, input_shape[1:])))
+    return StandardizeImages()(volume[None, None].float())[0]
