@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.emission import unwrap
 from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.nets.heads import LowRankLinear
 from tensor_dropout.prediction import at_test, evaluating
 
 _POOLINGS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
@@ -78,14 +79,14 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     return found
 
 
-def find_linear_head(model: nn.Module) -> tuple[TensorRegression | nn.Linear, nn.Module]:
+def find_linear_head(model: nn.Module) -> tuple[TensorRegression | nn.Linear | LowRankLinear, nn.Module]:
     """The last layer, and the module whose input is the feature map: that layer, or the pooling before it.
 
     Raises:
         TensorDropoutError: if there is no such layer, or no pooling to one position before an ``nn.Linear``.
     """
     where = f"explain: {type(model).__name__}"
-    layers = [module for module in model.modules() if isinstance(module, TensorRegression | nn.Linear)]
+    layers = [module for module in model.modules() if isinstance(module, TensorRegression | nn.Linear | LowRankLinear)]
     if not layers:
         raise TensorDropoutError(f"{where} has neither a tensor regression layer nor an nn.Linear; {_NEEDED}")
     last = layers[-1]
@@ -99,7 +100,7 @@ def find_linear_head(model: nn.Module) -> tuple[TensorRegression | nn.Linear, nn
     return last, poolings[-1]
 
 
-def merge_head(layer: TensorRegression | nn.Linear, space: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def merge_head(layer: TensorRegression | nn.Linear | LowRankLinear, space: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """The weight (C, *space, O) and the bias (O,) that a head has on a feature map; a linear one averages first.
 
     Example:

@@ -246,30 +246,30 @@ class LowRankLinear(nn.Module):
         rank = max(1, most // 2) if rank is None else rank
         if type(rank) is not int or not 1 <= rank <= most:
             raise TensorDropoutError(f"build_head: the rank of 'fc+low-rank' is from 1 to {most}, got {rank!r}")
-        self.reduce = nn.Linear(inputs, rank, bias=False)
-        self.expand = nn.Linear(rank, outputs)
-        nn.init.orthogonal_(self.reduce.weight)
+        last = nn.Linear(rank, outputs)
+        self.reduce = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, inputs)))
+        self.expand = nn.Parameter(last.weight.detach())
+        self.bias = nn.Parameter(last.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, inputs) -> (B, outputs)."""
-        y: Tensor = self.expand(self.reduce(x))
-        return y
+        return F.linear(F.linear(x, self.reduce), self.expand, self.bias)
 
     @property
     def weight(self) -> Tensor:
         """The product: (outputs, inputs), as that of ``nn.Linear``."""
-        return self.expand.weight @ self.reduce.weight
-
-    @property
-    def bias(self) -> Tensor:
-        """Of the outputs."""
-        return self.expand.bias
+        return self.expand @ self.reduce
 
     @property
     def compression_ratio(self) -> float:
         """Parameters of ``nn.Linear`` of this size, by these."""
-        dense = (self.reduce.in_features + 1) * self.expand.out_features
-        return dense / count_parameters(self)
+        outputs, inputs = self.weight.shape
+        return (inputs + 1) * outputs / count_parameters(self)
+
+    def extra_repr(self) -> str:
+        """Its size."""
+        rank, inputs = self.reduce.shape
+        return f"{inputs}, {len(self.expand)}, rank={rank}"
 
 
 @torch.no_grad()
@@ -290,7 +290,7 @@ def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
         last = max(n for n, index in enumerate(indices) if outputs[-1] in index)
         weight, axis = head.operands()[last], indices[last].index(outputs[-1])
     else:
-        weight, axis = (head.expand if isinstance(head, LowRankLinear) else head).weight, 0
+        weight, axis = head.expand if isinstance(head, LowRankLinear) else head.weight, 0
     weight.copy_(multiply_along(weight, scale.to(weight), axis))
     head.bias.copy_(head.bias * scale.to(weight) + shift.to(weight))
 

@@ -73,12 +73,12 @@ def _factorize(network: nn.Module, head: nn.Linear | LowRankLinear, points: int)
     """The nearest weights of lower rank."""
     weight = head.weight
     left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
-    most = len(values) if isinstance(head, nn.Linear) else head.reduce.out_features
+    most = len(values) if isinstance(head, nn.Linear) else len(head.reduce)
     for rank in _space(1, most, points):
         layer = LowRankLinear(weight.shape[1], weight.shape[0], rank).to(weight)
-        layer.reduce.weight.copy_(right[:rank])
-        layer.expand.weight.copy_(left[:, :rank] * values[:rank])
-        layer.expand.bias.copy_(head.bias)
+        layer.reduce.copy_(right[:rank])
+        layer.expand.copy_(left[:, :rank] * values[:rank])
+        layer.bias.copy_(head.bias)
         yield Shrunk("low-rank", rank, count_parameters(layer), _with_head(network, layer))
 
 
