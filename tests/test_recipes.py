@@ -71,6 +71,7 @@ CIFAR = {
     "Randomized CP": {"accuracy": 76.19},
 }
 TABLES = {"imagenet": IMAGENET, "mri": MRI | {"FC + dropout": {}}, "cifar100": CIFAR}
+FIVE = ["FC", "FC + dropout", "CP", "Randomized CP", "Randomized Tucker"]
 FIGURES = {
     "synthetic-cp": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
     "synthetic-tucker": ["white inputs, SGD", "correlated inputs, SGD", "white inputs, Adam"],
@@ -93,6 +94,29 @@ FIGURES = {
     ],
     "cifar100-attacks": ["Tucker R-TRL", "CP R-TRL", "Tucker TRL with dropout on the weight"],
     "cifar100-tuning": ["Randomized CP", "FC + dropout"],
+    "beyond-search": ["FC", "FC + dropout", "Randomized CP", "Randomized Tucker"],
+    "beyond-small": FIVE,
+    "beyond-labels": FIVE,
+    "beyond-unknown": [
+        "FC",
+        "FC + dropout, 32 draws",
+        "Randomized CP, exact",
+        "Randomized Tucker, exact",
+    ],
+    "beyond-sizes": [
+        "FC, cut afterwards",
+        "FC as a product of two matrices",
+        "CP",
+        "Randomized CP, cut afterwards",
+        "Nested CP, cut afterwards",
+    ],
+    "beyond-attacks": [
+        "FC",
+        "FC + dropout",
+        "Randomized CP",
+        "Randomized CP, masks at test time",
+        "Randomized Tucker",
+    ],
 }
 WHERE = {
     "synthetic-cp": "Figure 2",
@@ -107,6 +131,7 @@ WHERE = {
     "cifar100-surface": "Figure 7",
     "cifar100-attacks": "Figure 6",
     "cifar100-tuning": "Table 4",
+    **dict.fromkeys((name for name in FIGURES if name.startswith("beyond")), "Beyond the paper"),
 }
 """Counted in tensor_dropout.tex: Figure 1 is the diagram, Figure 4 the curve of imagenet-attacks."""
 
@@ -174,6 +199,28 @@ def test_figures_have_no_printed_numbers():
     for experiment in FIGURES:
         if experiment != "imagenet-attacks":
             assert [recipe.printed for recipe in load_recipes(experiment, "paper")] == [{}] * len(FIGURES[experiment])
+
+
+def test_the_search_is_equally_long_for_every_head_and_looks_at_held_out_images():
+    searched = {recipe.name: expand(recipe, "paper") for recipe in load_recipes("beyond-search", "paper")}
+    assert {len(cells) for cells in searched.values()} == {12}
+    for cells in searched.values():
+        assert {cell.config["data.options.validation"] for cell in cells} == {5000}
+        assert {cell.config["run.epochs"] for cell in cells} == {30}
+        assert len({repr(cell.config) for cell in cells}) == 12  # no trial is another one again
+
+
+def test_each_seed_draws_its_own_data_where_a_recipe_says_so():
+    for experiment in ("beyond-small", "beyond-labels"):
+        for recipe in load_recipes(experiment, "paper"):
+            cells = expand(recipe, "paper")
+            assert all(cell.config["data.seed"] == cell.seed for cell in cells)
+            assert {cell.seed for cell in cells} == {0, 1, 2}
+    assert all(
+        "data.seed" not in cell.config
+        for recipe in load_recipes("cifar100", "paper")
+        for cell in expand(recipe, "paper")
+    )
 
 
 def list_tuned():
@@ -300,10 +347,11 @@ def test_every_recipe_validates(name, preset, monkeypatch):
     cells = expand(recipe, preset)
     grid = recipe.settings.get("grid", {})
     if "of" not in recipe.settings:
-        assert len(cells) == recipe.settings["seeds"] * math.prod(map(len, grid.values()))
+        points = len(recipe.settings["points"]) if "points" in recipe.settings else math.prod(map(len, grid.values()))
+        assert len(cells) == recipe.settings["seeds"] * points
     assert len({cell.slug for cell in cells}) == len(cells)
-    known = {"label", "seeds", "grid", "variants", "evaluation", "of", "data", "net", "optimizer", "schedule", "run"}
-    assert set(recipe.settings) <= known
+    known = {"label", "seeds", "resample", "grid", "points", "variants", "evaluation", "of"}
+    assert set(recipe.settings) <= known | {"data", "net", "optimizer", "schedule", "run"}
     for cell in cells:
         config = resolve_config(overrides=complete(cell.of or cell, Place(Path("base"), {})))
         assert config.run.seed == (cell.of or cell).seed == cell.seed

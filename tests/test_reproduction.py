@@ -207,6 +207,14 @@ def test_reproduce_all_ends_with_the_page(everything):
 NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic")]
 
 
+DRAWN = {
+    **dict.fromkeys(("imagenet", "mri", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"), 0),
+    **dict.fromkeys(("beyond-search", "beyond-small", "beyond-labels", "beyond-unknown"), 0),
+    "beyond-attacks": 2,
+}
+"""Pictures of a section of miniatures, if it is not one."""
+
+
 def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
     report = collect({"quick": everything.base}, tmp_path)
     assert [section.id for section in report.sections] == list_experiments()
@@ -226,13 +234,13 @@ def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
                         missing[whose] += 1
         assert missing[MINI] == 0, section.id
         assert missing[FULL] > 0, section.id
-        figures = {"imagenet", "mri", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"}
-        assert len(section.figures) == (0 if section.id in figures else 1)
+        assert len(section.figures) == DRAWN.get(section.id, 1)
         assert all(figure.svg.stat().st_size > 1000 and figure.alt for figure in section.figures)
     verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.sections if section.verdicts}
     assert verdicts == {
         "imagenet-attacks": [f"{recipe.row} ({MINI})" for recipe in load_recipes("imagenet-attacks", "quick")],
         "cifar100-attacks": [f"{recipe.row}, θ = 0.7 ({MINI})" for recipe in load_recipes("cifar100-attacks", "quick")],
+        "beyond-attacks": [f"{recipe.row} ({MINI})" for recipe in load_recipes("beyond-attacks", "quick")],
     }
 
 
@@ -1178,3 +1186,72 @@ def test_each_environment_is_listed_once(everything, tmp_path):
     page = (everything.base / "report" / "report.md").read_text("utf-8")
     [own] = [line for line in page.splitlines() if line.startswith(f"- {MINI}: ")]
     assert f"torch {torch.__version__}" in own
+
+
+# Beyond the paper.
+
+
+def test_a_condition_has_the_mean_over_seeds_of_each_metric(tmp_path):
+    for cell in list_cells("beyond-labels"):
+        score = {"accuracy": 50.0 + 2 * cell.seed, "nll": 1.0 + cell.seed, "ece": 3.0}
+        forge(cell, tmp_path, result={"test": score})
+    section = section_of("beyond-labels", tmp_path, tmp_path / "figures")
+    mini = [table for table in section.tables if MINI in table.caption]
+    assert [table.columns for table in mini] == [["", "label noise = 0.4"]] * 3
+    for table, values in zip(mini, ([50.0, 52.0], [1.0, 2.0], [3.0, 3.0]), strict=True):
+        assert [row[0].text for row in table.rows] == ["FC", "Randomized CP"]
+        assert {row[1].text for row in table.rows} == {show_number(values, "", None).text}
+    full = section.tables[0]
+    assert full.columns == ["", "label noise = 0.2", "label noise = 0.4"]
+    assert {cell.state for row in full.rows for cell in row[1:]} == {"not run"}
+
+
+def test_signals_of_unknown_classes_are_those_of_the_records(tmp_path):
+    for cell in list_cells("beyond-unknown"):
+        known = ("confidence", "entropy", *(("disagreement", "doubt") if cell.recipe == "rtrl-cp" else ()))
+        signals = {name: {"auroc": 80.0 + 2 * cell.seed + k, "fpr95": 50.0} for k, name in enumerate(known)}
+        summary = {"clean": {"accuracy": 97.0, "nll": 0.1}, "unknown": {"examples": 9, "signals": signals}}
+        forge(cell, tmp_path, result={"test": {}}, evaluation={"summary": summary})
+    table = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[1]
+    fc, cp = table.rows
+    assert fc[3].text == cp[3].text == show_number([80.0, 82.0], "", None).text
+    assert cp[6].text == show_number([83.0, 85.0], "", None).text
+    assert [cell.text for cell in fc[5:]] == ["", ""]  # an FC head has no draws to disagree
+
+
+def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
+    for cell in list_cells("beyond-sizes"):
+        rank = cell.point.get("net.rank")
+        result = {"test": {"accuracy": 90.0 + (rank or 0)}, "head_parameters": 10 * (rank or 100)}
+        heads = [
+            {
+                "kind": "rank" if cell.recipe == "nested" else kind,
+                "size": size,
+                "parameters": 7 * size,
+                "accuracy": size,
+            }
+            for size in (1, 5)
+            for kind in (("rank",) if cell.recipe == "nested" else ("low-rank", "pruned"))
+        ]
+        evaluation = None if cell.evaluation is None else {"summary": {"heads": heads}}
+        forge(cell, tmp_path, result=result, evaluation=evaluation)
+    section = section_of("beyond-sizes", tmp_path, tmp_path / "figures")
+    rows = [tuple(cell.text for cell in row) for row in section.tables[1].rows]
+    assert ("CP", "40", "94.00") in rows
+    assert ("CP", "160", "106.00") in rows
+    assert ("FC, cut afterwards: pruned", "35", "5.00") in rows
+    assert ("Nested CP, cut afterwards: leading ranks", "7", "1.00") in rows
+    assert len(rows) == 2 + 4 + 2
+    assert section.figures[0].svg.is_file()
+
+
+def test_the_cost_of_a_search_counts_failed_trials(tmp_path):
+    first, second = [cell for cell in list_cells("beyond-search") if cell.recipe == "fc"]
+    forge(first, tmp_path, result={"validation": {"accuracy": 50.0}, "seconds": 12.4, "compression_ratio": None})
+    write_json(forge(second, tmp_path) / "failed.json", {"error": "not finite"})
+    table = section_of("beyond-search", tmp_path, tmp_path / "figures").tables[-1]
+    assert table.caption == f"What the search cost, {MINI}"
+    assert [[cell.text for cell in row] for row in table.rows] == [
+        ["FC", "2", "12"],
+        ["Randomized CP", "not run", "not run"],
+    ]

@@ -119,7 +119,7 @@ def list_experiments(root: Path = ROOT) -> list[str]:
 
     Example:
         >>> list_experiments()[0], list_experiments()[-1]
-        ('synthetic-cp', 'cifar100-tuning')
+        ('synthetic-cp', 'beyond-attacks')
     """
     return list(_read(root / "defaults.toml"))
 
@@ -189,6 +189,8 @@ def expand(
 ) -> list[Cell]:
     """The cells of a recipe: every point of its grid, or of its list of points, with every seed.
 
+    With ``resample`` a seed also draws the data: which images are used, which labels are wrong.
+
     Args:
         recipe: the recipe.
         preset: "quick" or "paper".
@@ -228,7 +230,8 @@ def expand(
         if VARIANT in point:
             varied |= flatten(_find_variant(recipe, point[VARIANT], preset, root))
         for seed in seeds or range(first_seed, first_seed + settings.get("seeds", 1)):
-            own = {**config, **varied, "run.seed": seed}
+            drawn = {"data.seed": seed} if settings.get("resample") else {}
+            own = {**config, **varied, **drawn, "run.seed": seed}
             cells.append(Cell(recipe.experiment, recipe.name, recipe.row, seed, point, own, evaluation))
     return cells
 

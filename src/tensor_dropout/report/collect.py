@@ -10,6 +10,7 @@ from tensor_dropout.experiments.recipes import list_experiments
 from tensor_dropout.report.model import Report, Section
 from tensor_dropout.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout.report.sections.attacks import build_attacks
+from tensor_dropout.report.sections.beyond import build_conditions, build_sizes, build_unknown
 from tensor_dropout.report.sections.grids import build_surface, build_tuning
 from tensor_dropout.report.sections.noise import build_noise
 from tensor_dropout.report.sections.runs import SIZES, Bases
@@ -27,6 +28,11 @@ _BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
     "mri-tuning": build_tuning,
     "cifar100-surface": build_surface,
     "cifar100-tuning": build_tuning,
+    "beyond-search": build_tuning,
+    "beyond-small": build_conditions,
+    "beyond-labels": build_conditions,
+    "beyond-unknown": build_unknown,
+    "beyond-sizes": build_sizes,
 }
 
 

@@ -113,6 +113,21 @@ def describe_curves(panels: Mapping[str, Mapping[str, Curve]]) -> str:
     return "; ".join(words) + "."
 
 
+def draw_sizes(lines: Mapping[str, Curve], stem: Path, title: str) -> list[Path]:
+    """Accuracy over the number of parameters, a line for each kind of head."""
+    with draw_figure(5.6, 3.6) as figure:
+        axis = figure.subplots()
+        for k, (label, line) in enumerate(lines.items()):
+            x, y = zip(*line, strict=True)
+            axis.plot(x, y, label=label, color=COLORS[k % 7], marker=MARKERS[k % 7])
+        axis.set_xscale("log")
+        axis.set(xlabel="parameters of the head", ylabel="test accuracy, %")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+        figure.suptitle(title, fontsize=10)
+        return save_figure(figure, stem)
+
+
 Levels = Mapping[str, Sequence[Mapping[str, Any]]]
 """Head -> the numbers of each level of noise, the clean one first."""
 

@@ -67,8 +67,22 @@ def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
         for preset, size in SIZES.items()
         for runs in find_runs(experiment, bases, preset)
     ]
+    for preset, size in SIZES.items():
+        own, label = find_runs(experiment, bases, preset), label_of(experiment, preset)
+        tables.append(_tabulate_budget(own, f"What the search cost, {size}", label))
     notes = ["Held-out training examples choose; the test examples of these runs choose nothing and are not shown."]
     return open_section(experiment, bases, tables=tables, notes=notes)
+
+
+def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
+    """The trials of each head, failed ones too, and the seconds of those that ended."""
+    rows = []
+    for runs in own:
+        tried = [found for _, found in runs.found if found.state in ("done", "failed")]
+        seconds = sum(result["seconds"] for result in runs.results())
+        numbers = [Cell(str(len(tried)), "ours"), Cell(f"{seconds:.0f}", "ours")]
+        rows.append([Cell(runs.recipe.row), *(numbers if tried else [Cell("not run", "not run")] * 2)])
+    return Table(caption, ["", "trials", "seconds of training"], rows, label=label)
 
 
 def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:

@@ -42,17 +42,19 @@ def build_scores(
     """
     said = describe_experiment(experiment)
     sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
-    columns = [
-        "",
-        *(f"{UNITS[metric]}, {source}" for metric in said["metrics"] for source in ("paper", *SIZES.values())),
-    ]
+    printed_any = any(runs.recipe.printed for runs in sizes["paper"])
+    sources = [*(["paper"] if printed_any else []), *SIZES.values()]
+    columns = ["", *(f"{UNITS[metric]}, {source}" for metric in said["metrics"] for source in sources)]
+    miniatures = {runs.recipe.name: runs for runs in sizes["quick"]}
     rows = []
-    for k, runs in enumerate(sizes["paper"]):
+    for runs in sizes["paper"]:
         row = [Cell(runs.recipe.row)]
         for metric in said["metrics"]:
             printed = runs.recipe.printed.get(metric)
-            row.append(Cell("") if printed is None else Cell(f"{printed:g}", "paper"))
-            row += [show(sizes[preset][k], metric) for preset in SIZES]
+            if printed_any:
+                row.append(Cell("") if printed is None else Cell(f"{printed:g}", "paper"))
+            small = miniatures.get(runs.recipe.name)
+            row += [show(runs, metric), Cell("") if small is None else show(small, metric)]
         rows.append(row)
     tables, pictures, verdicts = [Table(said["title"], columns, rows, _NOTE)], [], []
     attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]

@@ -1,0 +1,147 @@
+"""Where else it could win: few images, wrong labels, unknown classes, small heads. Heads down, conditions across."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tensor_dropout.experiments.recipes import describe_experiment
+from tensor_dropout.report import drawings
+from tensor_dropout.report.model import Cell, Figure, Section, Table
+from tensor_dropout.report.sections.runs import (
+    SIZES,
+    Bases,
+    Runs,
+    find_runs,
+    label_of,
+    name_key,
+    name_value,
+    open_section,
+    show_number,
+    show_score,
+)
+
+_METRICS = {"accuracy": "Accuracy in %", "nll": "Negative log-likelihood", "ece": "Expected calibration error in %"}
+_SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets."
+
+
+def build_conditions(experiment: str, bases: Bases, figures: Path) -> Section:
+    """A table for each metric on the test images: heads down, the points of the grid across."""
+    tables = []
+    for preset, size in SIZES.items():
+        own = find_runs(experiment, bases, preset)
+        for metric in describe_experiment(experiment)["metrics"]:
+            caption = f"{_METRICS[metric]}, {size}"
+            tables.append(_tabulate(own, metric, caption, label_of(experiment, preset)))
+    return open_section(experiment, bases, tables=tables)
+
+
+def _tabulate(own: list[Runs], metric: str, caption: str, label: str) -> Table:
+    conditions = list(dict.fromkeys(_name(point) for runs in own for point in _points(runs)))
+    rows = []
+    for runs in own:
+        found = {_name(point): each for point, each in zip(_points(runs), runs.points().values(), strict=True)}
+        scores = [show_score(found[name], metric) if name in found else Cell("") for name in conditions]
+        rows.append([Cell(runs.recipe.row), *scores])
+    return Table(caption, ["", *conditions], rows, _SEEDS, label)
+
+
+def _points(runs: Runs) -> list[dict[str, Any]]:
+    """The points of the grid, each once."""
+    return list({repr(cell.point): cell.point for cell, _ in runs.found}.values())
+
+
+def _name(point: dict[str, Any]) -> str:
+    """Its first key: the others follow from it."""
+    key, value = next(iter(point.items()))
+    return f"{name_key(key)} = {name_value(value)}"
+
+
+# Unknown classes.
+
+_SIGNALS = {
+    "confidence": "1 − confidence",
+    "entropy": "entropy",
+    "disagreement": "disagreement of the draws",
+    "doubt": "std of the first logit ÷ its lead",
+}
+_DETECTION = (
+    "AUROC: the probability that an image of an unknown class has the larger value; 50 is a coin, below 50 the signal "
+    "points the wrong way. "
+)
+
+
+def build_unknown(experiment: str, bases: Bases, figures: Path) -> Section:
+    """How well each signal of each head tells unknown classes from known ones."""
+    tables = []
+    for preset, size in SIZES.items():
+        rows = []
+        for runs in find_runs(experiment, bases, preset):
+            broken = runs.broken()
+            found = [summary["unknown"]["signals"] for summary in runs.summaries()]
+            clean = [summary["clean"] for summary in runs.summaries()]
+            cells = (
+                [broken] * 6
+                if broken is not None
+                else [
+                    *(_show([each[key] for each in clean], key) for key in ("accuracy", "nll")),
+                    *(_show([each[name]["auroc"] for each in found if name in each], "auroc") for name in _SIGNALS),
+                ]
+            )
+            rows.append([Cell(runs.recipe.row), *cells])
+        columns = ["", "accuracy, %", "NLL", *(f"AUROC of {words}, %" for words in _SIGNALS.values())]
+        caption = f"Unknown classes told from known ones, {size}"
+        tables.append(Table(caption, columns, rows, _DETECTION + _SEEDS, label_of(experiment, preset)))
+    return open_section(experiment, bases, tables=tables)
+
+
+def _show(values: Sequence[float], metric: str) -> Cell:
+    return show_number(values, metric, None) if values else Cell("")
+
+
+# The size of a head.
+
+
+def build_sizes(experiment: str, bases: Bases, figures: Path) -> Section:
+    """Accuracy over the parameters of the head: trained at each size, or cut to it after training."""
+    tables, pictures = [], []
+    for preset, size in SIZES.items():
+        label, caption = label_of(experiment, preset), f"Accuracy over the parameters of the head, {size}"
+        own = find_runs(experiment, bases, preset)
+        lines = _collect(own)
+        rows = [
+            [Cell(name), Cell(f"{parameters:,}", "ours"), Cell(f"{accuracy:.2f}", "ours")]
+            for name, line in lines.items()
+            for parameters, accuracy in line
+        ]
+        rows += [[Cell(runs.recipe.row), broken, broken] for runs in own if (broken := runs.broken()) is not None]
+        tables.append(Table(caption, ["", "parameters", "accuracy, %"], rows, label=label))
+        if lines:
+            stem = figures / f"{experiment}-{preset}"
+            drawings.draw_sizes(lines, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            alt = "Accuracy by the parameters of the head: " + drawings.describe_curves({"": lines})
+            pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
+    notes = ["A pruned head counts its weights that are not 0, and not where they are. Means over seeds."]
+    return open_section(experiment, bases, tables=tables, figures=pictures, notes=notes)
+
+
+_CUTS = {"low-rank": "two matrices", "pruned": "pruned", "rank": "leading ranks"}
+
+
+def _collect(recipes: list[Runs]) -> dict[str, list[tuple[int, float]]]:
+    """By name, (parameters, accuracy) from small to large; means over seeds."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for runs in recipes:
+        for each in runs.done():
+            name = runs.recipe.row
+            if each.evaluation is None:
+                assert each.result is not None
+                place = found.setdefault(name, {}).setdefault(each.result["head_parameters"], [])
+                place.append(each.result["test"]["accuracy"])
+                continue
+            for row in each.evaluation["summary"]["heads"]:
+                line = found.setdefault(f"{name}: {_CUTS[row['kind']]}", {})
+                line.setdefault(row["parameters"], []).append(row["accuracy"])
+    means = {name: {size: sum(own) / len(own) for size, own in line.items()} for name, line in found.items()}
+    return {name: sorted(line.items()) for name, line in means.items()}
