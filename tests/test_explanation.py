@@ -125,6 +125,16 @@ def test_other_networks():
     torch.testing.assert_close(explain(net, x).contributions, plain.contributions, rtol=0, atol=1e-5)
 
 
+def test_flattening_keeps_the_positions_of_the_weight():
+    net = nn.Sequential(nn.AdaptiveAvgPool2d((2, 3)), nn.Flatten(), nn.Linear(3 * 2 * 3, 4))
+    x = torch.randn(2, 3, 8, 9)
+    found = explain(net, x)
+    assert found.contributions.shape == (2, 2, 3, 4)
+    features = net[0](x)
+    weight = net[2].weight.reshape(4, 3, 2, 3)
+    torch.testing.assert_close(found.contributions, torch.einsum("bchw,ochw->bhwo", features, weight).detach())
+
+
 class Halved(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -143,8 +153,11 @@ class Twice(Halved):
     ("net", "message"),
     [
         (nn.Conv2d(3, 8, 3), "has neither a tensor regression layer nor an nn.Linear"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 24, 2)), "nn.Linear without average pooling to one position"),
-        (nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 2)), "without average pooling to one"),
+        (nn.Linear(24, 2), "nn.Linear without average pooling to one position or nn.Flatten"),
+        (
+            nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 24, 5), nn.Linear(5, 2)),
+            "more than flattening before its end",
+        ),
         (nn.Sequential(nn.Flatten(), td.CPRegression(3 * 16 * 24, 2, rank=2)), "without positions"),
         (Halved(build()), "does not return the output of its last linear layer as it is"),
         (Twice(build()), "does not return the output of its last linear layer as it is"),
@@ -153,7 +166,7 @@ class Twice(Halved):
 def test_what_cannot_be_explained(net, message):
     with pytest.raises(td.TensorDropoutError, match=message) as error:
         explain(net, torch.randn(2, 3, 16, 24))
-    assert "a tensor regression layer, or average pooling and nn.Linear" in str(error.value)
+    assert "a tensor regression layer, or average pooling or flattening and nn.Linear" in str(error.value)
 
 
 def test_enlarging_keeps_constants_and_places():

@@ -522,6 +522,7 @@ def test_names_are_listed():
         "fc",
         "fc+dropout",
         "fc+low-rank",
+        "fc+flatten",
         "trl-tucker",
         "trl-cp",
         "trl-tt",

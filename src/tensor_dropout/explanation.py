@@ -24,7 +24,7 @@ _POOLINGS = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _LINEAR = {1: "linear", 2: "bilinear", 3: "trilinear"}
 _NEEDED = (
     "the map of where it looks needs a last layer that is linear in a feature map (channels, *space): a tensor "
-    "regression layer, or average pooling and nn.Linear"
+    "regression layer, or average pooling or flattening and nn.Linear"
 )
 
 
@@ -47,9 +47,9 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     """Split the outputs of a network into the contributions of the positions of its last feature map.
 
     ``contributions[p, o] = Σ_c features[c, p] W[c, p, o]``, with the merged weight ``W = layer.dense_weight()`` of a
-    tensor regression layer, or ``W[c, p, o] = weight[o, c] / positions`` of average pooling and ``nn.Linear``. The
-    network is in ``eval`` mode for the call and takes its mean weight. The merged weight is formed: it has the
-    size of the features times the number of outputs.
+    tensor regression layer, ``W[c, p, o] = weight[o, c] / positions`` of average pooling and ``nn.Linear``, or that
+    layer's own weight after flattening. The network is in ``eval`` mode for the call and takes its mean weight. The
+    merged weight is formed: it has the size of the features times the number of outputs.
 
     Args:
         model: a network, or a tensor regression layer itself.
@@ -70,7 +70,10 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     model = unwrap(model)
     layer, entrance = find_linear_head(model)
     features, outputs = _run(model, entrance, x)
-    weight, bias = merge_head(layer, tuple(features.shape[2:]))  # (C, *space, O), (O,)
+    flattened = isinstance(entrance, nn.Flatten)
+    if isinstance(layer, nn.Linear) and flattened and layer.in_features != features[0].numel():
+        raise TensorDropoutError(f"explain: {type(model).__name__} has more than flattening before its end; {_NEEDED}")
+    weight, bias = merge_head(layer, tuple(features.shape[2:]), flattened=flattened)  # (C, *space, O), (O,)
     space = features.shape[2:]
     # (B, C, P), (C, P, O) -> (B, P, O)
     shares = torch.einsum("bcp,cpo->bpo", features.flatten(2), weight.flatten(1, -2))
@@ -80,10 +83,10 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
 
 
 def find_linear_head(model: nn.Module) -> tuple[TensorRegression | nn.Linear | LowRankLinear, nn.Module]:
-    """The last layer, and the module whose input is the feature map: that layer, or the pooling before it.
+    """The last layer, and the module whose input is the feature map: that layer, or pooling or flattening before it.
 
     Raises:
-        TensorDropoutError: if there is no such layer, or no pooling to one position before an ``nn.Linear``.
+        TensorDropoutError: if there is no such layer, or neither of the two before an ``nn.Linear``.
     """
     where = f"explain: {type(model).__name__}"
     layers = [module for module in model.modules() if isinstance(module, TensorRegression | nn.Linear | LowRankLinear)]
@@ -95,13 +98,20 @@ def find_linear_head(model: nn.Module) -> tuple[TensorRegression | nn.Linear | L
             raise TensorDropoutError(f"{where} ends in a layer on {last.input_shape}, without positions; {_NEEDED}")
         return last, last
     poolings = [module for module in model.modules() if isinstance(module, _POOLINGS) and _is_global(module)]
-    if not poolings:
-        raise TensorDropoutError(f"{where} ends in an nn.Linear without average pooling to one position; {_NEEDED}")
-    return last, poolings[-1]
+    flattenings = [module for module in model.modules() if isinstance(module, nn.Flatten)]
+    if not poolings and not flattenings:
+        raise TensorDropoutError(
+            f"{where} ends in an nn.Linear without average pooling to one position or nn.Flatten; {_NEEDED}"
+        )
+    return last, (poolings or flattenings)[-1]
 
 
-def merge_head(layer: TensorRegression | nn.Linear | LowRankLinear, space: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The weight (C, *space, O) and the bias (O,) that a head has on a feature map; a linear one averages first.
+def merge_head(
+    layer: TensorRegression | nn.Linear | LowRankLinear, space: tuple[int, ...], *, flattened: bool = False
+) -> tuple[Tensor, Tensor]:
+    """The weight (C, *space, O) and the bias (O,) that a head has on a feature map.
+
+    A linear one averages the positions first, unless they are flattened.
 
     Example:
         >>> weight, bias = merge_head(nn.Linear(8, 10), (4, 4))
@@ -110,6 +120,8 @@ def merge_head(layer: TensorRegression | nn.Linear | LowRankLinear, space: tuple
     """
     if isinstance(layer, TensorRegression):
         weight = layer.dense_weight().reshape(*layer.input_shape, prod(layer.output_shape))
+    elif flattened:
+        weight = layer.weight.T.reshape(-1, *space, len(layer.weight))
     else:
         pooled = layer.weight.T / prod(space)  # (C, O)
         weight = pooled.reshape(len(pooled), *(1 for _ in space), -1).expand(-1, *space, -1)

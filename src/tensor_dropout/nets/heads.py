@@ -36,6 +36,7 @@ _WEIGHT = ("rank", "init")
 _MASKS = ("theta", "law", "modes", "per_sample", "scaling", "min_rank")
 _SETTINGS: dict[str, tuple[str, ...]] = {
     "fc": (),
+    "fc+flatten": (),
     "fc+dropout": ("drop_rate",),
     "fc+low-rank": ("rank",),
     **{f"trl-{format}": _WEIGHT for format in _FORMATS},
@@ -76,7 +77,8 @@ def build_head(
     """Make the head of that name.
 
     - ``fc``: average pooling + ``nn.Linear``; ``fc+dropout``: with ``nn.Dropout`` between them; ``fc+low-rank``: with a
-      weight that is a product of two matrices, the plain way to a compact head.
+      weight that is a product of two matrices, the plain way to a compact head; ``fc+flatten``: flattening instead of
+      pooling, the plain way to keep positions.
     - ``trl-tucker``, ``trl-cp``, ``trl-tt``: a tensor regression layer; ``rtrl-…``: the same with tensor dropout.
     - ``trl-tucker+weight-dropout``: plain dropout on the entries of the Tucker weight, the paper's comparison.
 
@@ -110,6 +112,8 @@ def build_head(
     feature_shape = _check_shapes(feature_shape, outputs)
     masks = {"law": law, "modes": modes, "per_sample": per_sample, "scaling": scaling, "min_rank": min_rank}
     refuse_unused(name, {"rank": rank, "init": init, "theta": theta, "drop_rate": drop_rate, **masks})
+    if name == "fc+flatten":
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(feature_shape), outputs))
     if name == "fc+low-rank":
         return nn.Sequential(_build_pooling(feature_shape), LowRankLinear(feature_shape[0], outputs, rank))
     if name in ("fc", "fc+dropout"):
