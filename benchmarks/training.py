@@ -92,7 +92,7 @@ def make_step(case, data, head, speed, device):
             **ranks[head],
         }
     )
-    network = lay_out_(build_network(config, data).to(device), choose_memory_format(config, data, device)).train()
+    network = lay_out_(build_network(config, data).to(device), choose_memory_format(config, data)).train()
     feed = Feed(data.train, Sampler(len(data.train), case["batch"], 0), device, 0)
     optimizer = make_optimizer(network, config, device)
     return Step(network, optimizer, feed.fetch, data, make_targets(data, config), config, device, speed), feed

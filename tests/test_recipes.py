@@ -185,7 +185,7 @@ def test_an_experiment_says_where_it_is_in_the_paper_and_what_its_miniature_is(e
 def test_printed_numbers_are_those_of_the_papers_table(experiment, preset):
     found = {recipe.row: recipe.printed for recipe in load_recipes(experiment, preset)}
     full_size = [recipe.row for recipe in load_recipes(experiment, "paper") if recipe.row not in found]
-    assert found | dict.fromkeys(full_size, {}) == TABLES[experiment]  # without a miniature: not in the paper
+    assert found | {row: {} for row in full_size} == TABLES[experiment]  # without a miniature: not in the paper
     assert describe_experiment(experiment)["metrics"] == list(next(iter(TABLES[experiment].values())))
 
 

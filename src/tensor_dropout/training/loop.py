@@ -97,7 +97,7 @@ class Trainer:
         self.config, self.data, self.folder, self.process, self.reporter = config, data, run, process, reporter
         device = process.device
         self.dtype = choose_dtype(config, device)
-        self.plain = lay_out_(network.to(device), choose_memory_format(config, data, device)).train()
+        self.plain = lay_out_(network.to(device), choose_memory_format(config, data)).train()
         self.network = wrap(self.plain, config, process)
         self.optimizer = make_optimizer(self.plain, config, device)
         self.sampler = Sampler(len(data.train), config.run.batch, config.run.seed, process.rank, process.world)

@@ -92,7 +92,7 @@ class Step:
         self.targets = targets.to(device)
         self.config, self.device = config, device
         self.dtype = choose_dtype(config, device)
-        self.memory_format = choose_memory_format(config, data, device)
+        self.memory_format = choose_memory_format(config, data)
         self.average = Average(unwrap(network), config.run.ema) if config.run.ema is not None else None
         self.radius = find_radius(config, data)
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
@@ -312,9 +312,12 @@ def lay_out_(network: nn.Module, memory_format: torch.memory_format) -> nn.Modul
     return network
 
 
-def choose_memory_format(config: Config, data: Data, device: torch.device) -> torch.memory_format:
-    """Channels last for images on a GPU; on a CPU, and for what is no image, as it is."""
+def choose_memory_format(config: Config, data: Data) -> torch.memory_format:
+    """Channels last for images and volumes: what convolutions like best, on GPUs and CPUs alike.
+
+    Weights that are to be sharded stay as they are: torch's FSDP takes contiguous ones alone.
+    """
     formats = {3: torch.channels_last, 4: torch.channels_last_3d}
-    if device.type == "cuda" and config.run.channels_last:
-        return formats.get(len(data.input_shape), torch.contiguous_format)
-    return torch.contiguous_format
+    if not config.run.channels_last or config.run.sharding == "fsdp":
+        return torch.contiguous_format
+    return formats.get(len(data.input_shape), torch.contiguous_format)
