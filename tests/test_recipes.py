@@ -86,6 +86,7 @@ FIGURES = {
         "Randomized Tucker, exact, one pass",
     ],
     "mri-tuning": [*MRI, "FC + dropout", "FC, flattened"],
+    "mri-small": ["FC", "FC, flattened", "Tucker", "Randomized Tucker", "Randomized CP"],
     "cifar100-surface": [
         "Bernoulli R-TRL",
         "R-TRL with replacement",
@@ -128,6 +129,7 @@ WHERE = {
     "mri-noise": "Figure 5",
     "mri-uncertainty": "Table 3",
     "mri-tuning": "Table 3",
+    "mri-small": "Table 3",
     "cifar100": "Table 4",
     "cifar100-surface": "Figure 7",
     "cifar100-attacks": "Figure 6",

@@ -23,6 +23,7 @@ _BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
     "imagenet-attacks": build_attacks,
     "cifar100-attacks": build_attacks,
     "mri": build_ages,
+    "mri-small": build_ages,
     "mri-noise": build_noise,
     "mri-uncertainty": build_uncertainty,
     "mri-tuning": build_tuning,
