@@ -43,7 +43,7 @@ bench: $(VENV)/.ready-test ## time and memory of the heads against others, and o
 comparison: $(VENV)/.ready-test ## measure the README's comparison with TensorLy-Torch anew, and rewrite its table
 	REWRITE_COMPARISON=1 $(BIN)/pytest tests/test_comparison.py
 
-tables: $(VENV)/.ready-all ## write the measured tables and figures of README and docs anew, from the records in results
+tables: $(VENV)/.ready-all ## write the measured tables and figures of the docs anew, from the records in results
 	$(BIN)/python tools/write_tables.py
 
 pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew

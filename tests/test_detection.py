@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -36,8 +37,18 @@ def test_what_is_let_through_is_that_of_scikit_learn():
 
 
 def test_low_confidence_means_unknown():
-    found = detect({"confidence": [0.9, 0.8]}, {"confidence": [0.1, 0.2], "entropy": [1.0, 1.0]})
-    assert found == {"confidence": {"auroc": 100.0, "fpr95": 0.0}}
+    found = detect({"rest": [0.1, 0.2]}, {"rest": [0.9, 0.8], "entropy": [1.0, 1.0]})
+    assert found == {"rest": {"auroc": 100.0, "fpr95": 0.0}}
+
+
+def test_a_very_sure_network_is_still_ranked():
+    """Where 1 - confidence is 0 in float32, the probability of the other classes is not."""
+    logits = torch.tensor([[60.0, 0.0, 0.0], [30.0, 0.0, 0.0], [20.0, 0.0, 0.0], [25.0, 0.0, 0.0]])
+    target = Target(torch.nn.Identity(), bounds=(-math.inf, math.inf), task="classification")
+    found = describe_outcome(target.predict(logits), torch.zeros(4, dtype=torch.int64), "classification")
+    assert (found["confidence"] == 1).sum() >= 3
+    assert np.argsort(found["rest"]).tolist() == [0, 1, 3, 2]
+    assert np.argsort(found["entropy"]).tolist() == [0, 1, 3, 2]
 
 
 def make_net(theta=0.7):
@@ -62,7 +73,7 @@ def test_disagreement_is_that_of_predict_and_none_without_draws():
     net, x = make_net(), torch.rand(6, 1, 8, 8)
     said = td.predict(net, x, mode="sample", n_samples=1500)
     target = Target(net, bounds=(0.0, 1.0), mode="sample", n_samples=1500, task="classification")
-    torch.testing.assert_close(target.predict(x).disagreement, said.mutual_information, rtol=0.2, atol=2e-3)
+    torch.testing.assert_close(target.predict(x).disagreement.float(), said.mutual_information, rtol=0.2, atol=2e-3)
     exact = Target(net, bounds=(0.0, 1.0), mode="exact", n_samples=1500, task="classification").predict(x)
     torch.testing.assert_close(exact.disagreement, said.mutual_information, rtol=0.2, atol=2e-3)
     plain = Target(net, bounds=(0.0, 1.0), task="classification").predict(x)
@@ -74,7 +85,7 @@ def test_outcomes_of_unknown_classes_have_no_likelihood():
     net, x = make_net(), torch.rand(5, 1, 8, 8)
     predicted = Target(net, bounds=(0.0, 1.0), mode="exact", task="classification").predict(x)
     found = describe_outcome(predicted, torch.full((5,), -1), "classification")
-    assert set(found) == {"predicted", *SIGNALS}
+    assert set(found) == {"predicted", "confidence", *SIGNALS}
 
 
 def test_a_run_with_unknown_classes_is_evaluated_on_them(tmp_path):
@@ -88,4 +99,23 @@ def test_a_run_with_unknown_classes_is_evaluated_on_them(tmp_path):
     assert record["examples"] == 253
     assert record["unknown"]["examples"] == 107
     assert set(record["unknown"]["signals"]) == set(SIGNALS)
-    assert record["unknown"]["signals"]["confidence"]["auroc"] > 80
+    assert record["unknown"]["signals"]["rest"]["auroc"] > 80
+
+
+def test_comparing_two_runs_with_unknown_classes_shows_their_areas_and_no_accuracy_on_them(tmp_path):
+    runner, runs = CliRunner(), []
+    for seed in ("0", "1"):
+        runs.append(str(tmp_path / seed))
+        options = "train --data digits --head fc --epochs 2 --set data.options.unknown_classes=3 --set run.threads=1"
+        assert runner.invoke(cli.app, [*options.split(), "--seed", seed, "--out", runs[-1]]).exit_code == 0
+        asked = ["evaluate", runs[-1], *["--protocol", "none", "--noise", "none", "--head-sizes", "3"]]
+        assert runner.invoke(cli.app, asked).exit_code == 0
+    said = runner.invoke(cli.app, ["compare", *runs, "--out", str(tmp_path / "c.json")])
+    assert said.exit_code == 0, said.output
+    record = json.loads((tmp_path / "c.json").read_text())
+    parts = [row["part"] for row in record["pairs"][0]["parts"]]
+    assert "unknown" not in parts
+    assert "head/whole/0" in parts
+    assert any(part.startswith("head/low-rank/") for part in parts)
+    assert {len(signals) for signals in record["unknown"].values()} == {2}
+    assert "AUROC" in said.output

@@ -25,6 +25,7 @@ def narrow(parts, **options):
 def test_without_limits_nothing_changes():
     parts = make_parts()
     assert narrow(parts) == parts
+    assert narrow(parts, train_size=1.0) == parts  # as in scikit-learn: all
 
 
 @pytest.mark.parametrize(("size", "count"), [(0.1, 10), (25, 25), (1, 1)])
@@ -81,7 +82,8 @@ def test_the_limits_come_one_after_another():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_size": 0}, "train_size leaves no image"),
+        ({"train_size": 0}, "train_size=0 leaves no image"),
+        ({"train_size": 0.0001}, "train_size=0.0001 leaves no image"),
         ({"train_size": 100}, "train_size: a fraction in .* or a number below 100 is expected, not 100"),
         ({"label_noise": 1.5}, "label_noise is a fraction in .*, not 1.5"),
         ({"label_noise": -0.1}, "label_noise: a fraction"),

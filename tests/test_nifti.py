@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from tensor_dropout.data import StreamSplit, TensorSplit, load_data
 from tensor_dropout.data.nifti import cache as module
+from tensor_dropout.data.nifti import read_input
 from tensor_dropout.errors import TensorDropoutError
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
@@ -534,3 +535,43 @@ def test_of_several_processes_one_prepares_and_the_others_wait(flat, monkeypatch
     assert found[1] == found[2] > 0
     assert said.empty()
     assert [path.suffix for path in (flat / ".cache").iterdir()] == [".npy"]  # no lock is left behind
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.float32])
+def test_a_file_is_prepared_as_those_of_the_folder_were(flat, kind):
+    for i in range(20):
+        write_volume(flat / f"sub-{i:02d}_T1w.nii.gz", make_volume(i).astype(kind))
+    options = {"resample": 3.0}
+    data = load(flat, **options)
+    stored = data.prepare(data.test.inputs)
+    for volume, name in zip(stored, data.test.names, strict=True):
+        own = read_input(flat / f"{name}.nii.gz", data.input_shape, options)
+        torch.testing.assert_close(own, volume, rtol=0, atol=1e-5)
+
+
+def test_a_field_of_view_that_does_not_fit_after_resampling_is_said(flat):
+    data = load(flat, resample=3.0)
+    wide = flat / "wide.nii.gz"
+    write_volume(wide, np.pad(make_volume(0), 6))
+    with pytest.raises(TensorDropoutError, match=r"voxels of 3 mm after resampling, .* cut or pad its field of view"):
+        read_input(wide, data.input_shape, {"resample": 3.0})
+
+
+def test_a_fold_without_folds_is_refused(flat):
+    with pytest.raises(TensorDropoutError, match="fold=3 needs folds"):
+        load(flat, fold=3)
+
+
+def test_what_a_killed_preparation_left_is_removed_and_locks_are_not_needed(flat, monkeypatch):
+    load(flat)
+    [cache] = (flat / ".cache").glob("nifti-*.npy")
+    cache.unlink()
+    left = cache.with_name(f".{cache.stem}.4711.npy")
+    left.write_bytes(b"half")
+
+    def refuse(*_):
+        raise OSError("no locks on this file system")
+
+    monkeypatch.setattr("tensor_dropout.writing.fcntl.flock", refuse)
+    assert len(load(flat).train) == 12
+    assert not left.exists()

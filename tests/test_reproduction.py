@@ -33,7 +33,7 @@ from tensor_dropout.nets.heads import build_head
 from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
 from tensor_dropout.report.collect import build_section, collect
-from tensor_dropout.report.sections.runs import show_number
+from tensor_dropout.report.sections.runs import find_runs, pool, show_number
 from tensor_dropout.robustness.measures import bootstrap_interval, metric_interval, proportion_interval, seed_interval
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
@@ -208,7 +208,9 @@ NETWORKS = [name for name in list_experiments() if not name.startswith("syntheti
 
 
 DRAWN = {
-    **dict.fromkeys(("imagenet", "mri", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"), 0),
+    **dict.fromkeys(
+        ("imagenet", "mri", "mri-small", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"), 0
+    ),
     **dict.fromkeys(("beyond-search", "beyond-small", "beyond-labels", "beyond-unknown"), 0),
     "beyond-attacks": 2,
 }
@@ -1208,7 +1210,7 @@ def test_a_condition_has_the_mean_over_seeds_of_each_metric(tmp_path):
 
 def test_signals_of_unknown_classes_are_those_of_the_records(tmp_path):
     for cell in list_cells("beyond-unknown"):
-        known = ("confidence", "entropy", *(("disagreement", "doubt") if cell.recipe == "rtrl-cp" else ()))
+        known = ("rest", "entropy", *(("disagreement", "doubt") if cell.recipe == "rtrl-cp" else ()))
         signals = {name: {"auroc": 80.0 + 2 * cell.seed + k, "fpr95": 50.0} for k, name in enumerate(known)}
         summary = {"clean": {"accuracy": 97.0, "nll": 0.1}, "unknown": {"examples": 9, "signals": signals}}
         forge(cell, tmp_path, result={"test": {}}, evaluation={"summary": summary})
@@ -1232,7 +1234,7 @@ def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
             }
             for size in (1, 5)
             for kind in (("rank",) if cell.recipe == "nested" else ("low-rank", "pruned"))
-        ]
+        ] + [{"kind": "whole", "size": 0, "parameters": 99, "accuracy": 9}]
         evaluation = None if cell.evaluation is None else {"summary": {"heads": heads}}
         forge(cell, tmp_path, result=result, evaluation=evaluation)
     section = section_of("beyond-sizes", tmp_path, tmp_path / "figures")
@@ -1241,7 +1243,8 @@ def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
     assert ("CP", "160", "106.00") in rows
     assert ("FC, cut afterwards: pruned", "35", "5.00") in rows
     assert ("Nested CP, cut afterwards: leading ranks", "7", "1.00") in rows
-    assert len(rows) == 2 + 4 + 2
+    assert ("FC, cut afterwards: pruned", "99", "9.00") in rows  # every line ends in the whole head
+    assert len(rows) == 2 + 2 * 3 + 3
     assert section.figures[0].svg.is_file()
 
 
@@ -1255,3 +1258,36 @@ def test_the_cost_of_a_search_counts_failed_trials(tmp_path):
         ["FC", "2", "12"],
         ["Randomized CP", "not run", "not run"],
     ]
+
+
+def test_a_row_of_another_rows_networks_has_its_clean_accuracy_and_no_size(tmp_path):
+    """Such networks are asked in another way, and have no training of their own."""
+    rows = ("rtrl-cp", "rtrl-cp-sample")
+    for cell in [cell for name in rows for cell in paper.list_cells(f"beyond-attacks/{name}", "paper")]:
+        evaluation = make_evaluation(5.0, 1.0, masked=False)
+        evaluation["summary"]["clean"] |= {"accuracy": 66.0, "nll": 0.5, "ece": 4.0}
+        forge(cell, tmp_path, None if cell.of else make_result(76.0), evaluation, examples=10_000)
+    section = section_of("beyond-attacks", tmp_path, tmp_path / "figures", preset="paper")
+    assert cell_at(section, "Randomized CP", FULL).text.startswith("76.00")
+    assert cell_at(section, "Randomized CP, masks at test time", FULL).text == "66.00 (1)"
+    sizes = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
+    assert sizes["Randomized CP, masks at test time"] == ["", "", "0.50 (1)", "4.00 (1)", ""]
+
+
+def test_an_ensemble_by_itself_is_not_stale(tmp_path):
+    cells = paper.list_cells("mri-uncertainty/fc-ensemble", "paper")
+    for cell in cells:
+        forge(cell, tmp_path, evaluation={"summary": {}})
+    [runs] = [
+        runs for runs in find_runs("mri-uncertainty", {"paper": tmp_path}, "paper") if "ensemble" in runs.recipe.name
+    ]
+    assert {found.state for _, found in runs.found} == {"done"}
+
+
+def test_an_interval_over_folds_does_not_count_seeds_as_people():
+    rows = [{"mae": value} for value in (5.0, 5.2, 7.0, 7.4, 6.0, 6.0)]
+    pooled = pool(rows, "mae", [0, 0, 1, 1, 2, 2])
+    low, high = seed_interval([5.1, 7.2, 6.0])
+    assert (pooled["low"], pooled["high"], pooled["runs"]) == (pytest.approx(low), pytest.approx(high), 6)
+    without = pool(rows, "mae")
+    assert without["high"] - without["low"] < pooled["high"] - pooled["low"]

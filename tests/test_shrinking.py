@@ -39,12 +39,14 @@ def test_the_largest_is_the_network_and_the_network_stays(head, options, kinds):
     net = make_net(head, **options)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
     found = list(shrink(net, 4))
-    assert {each.kind for each in found} == kinds
+    assert {each.kind for each in found} == kinds | {"whole"}
+    *smaller, whole = found
+    assert whole.network is net
     for kind in kinds:
-        sizes = [each.size for each in found if each.kind == kind]
+        sizes = [each.size for each in smaller if each.kind == kind]
         assert sizes == sorted(set(sizes))
-        largest = [each for each in found if each.kind == kind][-1]
-        torch.testing.assert_close(largest.network(X), net(X), rtol=1e-4, atol=1e-5)
+    assert all(each.parameters < whole.parameters for each in smaller)
+    assert all(each.network(X).shape == (7, 10) for each in smaller)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
 
 
@@ -52,7 +54,7 @@ def test_low_rank_is_the_nearest_weight_and_pruning_keeps_the_largest():
     net = make_net()
     weight = net.fc.weight.detach()
     values = torch.linalg.svdvals(weight)
-    for each in shrink(net, 5):
+    for each in [each for each in shrink(net, 5) if each.kind != "whole"]:
         head = each.network.fc
         if each.kind == "low-rank":
             error = (head.expand @ head.reduce - weight).norm()
@@ -81,9 +83,11 @@ def test_the_command_writes_and_shows_smaller_heads(tmp_path):
     assert said.exit_code == 0, said.output
     assert "smaller head, not trained again" in " ".join(said.output.split())
     summary = json.loads((tmp_path / "run/evaluation-exact/evaluation.json").read_text())["summary"]
-    sizes = [row["size"] for row in summary["heads"]]
+    *cut, whole = summary["heads"]
+    sizes = [row["size"] for row in cut]
     assert sizes[0] == 1
     assert sizes == sorted(sizes)
+    assert whole["accuracy"] == pytest.approx(summary["clean"]["accuracy"], abs=3)  # of the mean weight
     assert all(row["low"] <= row["accuracy"] <= row["high"] for row in summary["heads"])
     assert summary["heads"][0]["accuracy"] < summary["heads"][-1]["accuracy"]
     refused = runner.invoke(cli.app, [*asked, "--ensemble", run, "--out", str(tmp_path / "both")])

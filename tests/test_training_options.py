@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import tensor_dropout as td
 from tensor_dropout.data import load_data
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training.step import attack, choose_speed, measure_gain
+from tensor_dropout.training.step import Room, attack, choose_speed, find_room
 from training_runs import configure, make_trainer, read_metrics, read_weights, run
 
 CPU = torch.device("cpu")
@@ -71,6 +71,12 @@ def test_theta_moves_to_the_network_s_own_and_is_saved_there(tmp_path, digits, m
     assert seen == [1.0, 0.9, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6]
 
 
+def test_an_average_of_weights_does_not_average_theta(tmp_path):
+    options = {"net__head": "rtrl-cp", "net__theta": 0.5, "schedule__theta_start": 1.0, "schedule__theta_share": 1.0}
+    run(tmp_path, run__epochs=3, run__ema=0.999, **options)
+    assert float(td.load(tmp_path / "model.safetensors").fc.dropout.theta) == 0.5
+
+
 def test_a_run_with_a_schedule_over_all_epochs_ends_at_its_theta_and_goes_on_where_it_was(tmp_path, monkeypatch):
     options = {
         "net__head": "rtrl-cp",
@@ -80,6 +86,11 @@ def test_a_run_with_a_schedule_over_all_epochs_ends_at_its_theta_and_goes_on_whe
         "schedule__theta_share": 1.0,
     }
     run(tmp_path / "whole", **options)
+    assert [line["theta"] for line in read_metrics(tmp_path / "whole")] == [
+        1.0,
+        pytest.approx(5 / 6),
+        pytest.approx(2 / 3),
+    ]
     assert float(td.load(tmp_path / "whole/model.safetensors").fc.dropout.theta) == pytest.approx(0.5)
     from tensor_dropout.training.loop import Trainer
 
@@ -103,12 +114,26 @@ def test_a_run_with_a_schedule_over_all_epochs_ends_at_its_theta_and_goes_on_whe
 # Attacked inputs.
 
 
-def test_the_gain_is_that_of_the_preparation(digits):
+def test_the_room_is_that_of_the_stored_images(digits):
     stored = digits.train.inputs[:5]
     prepared = digits.prepare(stored)
-    gain = measure_gain(stored, prepared)
-    assert gain.shape == (5, 1, 1, 1)
-    assert_close(gain.flatten(), 1 / stored.float().flatten(1).std(1, correction=0))
+    room = find_room(stored, prepared, 1.6, (0.0, 16.0))
+    assert room.radius.shape == (5, 1, 1, 1)
+    assert_close(room.radius.flatten(), 1.6 / stored.float().flatten(1).std(1, correction=0))
+    assert_close(prepared.amin((1, 2, 3), keepdim=True), room.low, rtol=1e-4, atol=1e-4)  # every digit has some black
+    at_most = stored.float().amax((1, 2, 3), keepdim=True)
+    assert_close(prepared.amax((1, 2, 3), keepdim=True), room.high - (16 - at_most) * room.radius / 1.6)
+
+
+def test_an_attack_stays_in_the_range_of_images(digits):
+    stored = digits.train.inputs[:50]
+    x = digits.prepare(stored)
+    room = find_room(stored, x, 1.6, (0.0, 16.0))
+    moved = attack(x, room, lambda batch: (batch * torch.randn(1, 1, 8, 8)).sum())
+    assert (moved >= room.low - 1e-5).all()
+    assert (moved <= room.high + 1e-5).all()
+    assert ((moved - x).abs() <= room.radius + 1e-5).all()
+    assert (moved != x).float().mean() > 0.5
 
 
 def test_an_attack_stays_in_its_radius_and_raises_the_loss():
@@ -120,7 +145,7 @@ def test_an_attack_stays_in_its_radius_and_raises_the_loss():
     def lose(moved):
         return (moved.flatten(1) @ weight).mean()
 
-    moved = attack(x, radius, lose)
+    moved = attack(x, Room(radius, torch.tensor(-torch.inf), torch.tensor(torch.inf)), lose)
     shift = (moved - x).flatten(1)
     assert (shift.abs() <= radius.flatten()[:, None] * (1 + 1e-5)).all()
     assert not moved.requires_grad
@@ -153,10 +178,17 @@ def test_speeds_of_attacked_training(digits):
         choose_speed(configure(run__adversarial=0.1, run__speed="compile"), digits, CPU, 1, 100)
 
 
+def test_smoothed_labels_without_labels_are_refused_before_a_folder_is_made(tmp_path):
+    with pytest.raises(TensorDropoutError, match="label_smoothing is for classes, and phantom has none"):
+        run(tmp_path / "run", data__name="phantom", net__head="fc", run__label_smoothing=0.1)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_share_of_no_range_is_refused(tmp_path):
     with pytest.raises(TensorDropoutError, match="a share of the inputs' range, and synthetic has none"):
-        run(tmp_path, data__name="synthetic", net__name="resnet-mini", net__head="fc", run__adversarial=0.1,
+        run(tmp_path / "run", data__name="synthetic", net__head="fc", run__adversarial=0.1,
             data__options__shape=[1, 8, 8])  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 # Settings.

@@ -2,8 +2,8 @@
 
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
 records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
-regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know.
-Folders of that machine become words.
+regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know;
+where it was known, both must agree. Folders of that machine become words.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> 
                 text = text.replace(folder, word)
             record: dict[str, Any] = json.loads(text)
             if "environment" in record:
-                record["environment"] |= {"commit": commit, "dirty": False}
+                found = record["environment"].get("commit", commit)
+                if found != commit:
+                    raise SystemExit(f"{source / name} was made by {found}, not by {commit}; give its commit")
+                record["environment"] = {"dirty": False} | record["environment"] | {"commit": commit}
             record.pop("classes", None)  # a hundred names, in every record
             write_json(target / name, record)
     lines = [line for line in RunFolder(source).metrics() if line["epoch"] % 10 == 0]
@@ -57,7 +60,7 @@ def keep_decisions(source: Path, target: Path) -> None:
 
 def _is_kept(name: str) -> bool:
     part, _, key = name.rpartition("/")
-    return part in ("", "clean", "validation") or key in ("predicted", "output", "std")
+    return part in ("", "clean", "validation", "unknown") or key in ("predicted", "output", "std")
 
 
 def main() -> None:

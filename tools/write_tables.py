@@ -1,4 +1,4 @@
-"""Write the measured tables into README and docs, from the records in ``results`` alone: ``make tables``.
+"""Write the measured tables into the docs, from the records in ``results`` alone: ``make tables``.
 
 A table stands between the comments ``<!-- table NAME:start -->`` and ``<!-- table NAME:end -->``; tests/test_results.py
 fails if one is not what the records say. Intervals of single cells and the rest are in ``tensor-dropout report``.
@@ -19,7 +19,7 @@ from tensor_dropout.report.model import Cell, Section, Table
 from tensor_dropout.report.text import escape_markdown
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/reproduction.md")
+PAGES = ("docs/reproduction.md", "docs/brain_age.md")
 PICTURES = {
     "cifar100-paper.png": "docs/images/cifar100.png",
     "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",

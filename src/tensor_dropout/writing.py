@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 try:
@@ -28,7 +28,8 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     lock = path.with_name(f".{path.name}.lock")
     with open(lock, "w") as file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:

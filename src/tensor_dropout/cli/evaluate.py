@@ -150,9 +150,9 @@ def compare(
       tensor-dropout compare R_TRL/evaluation-exact FC_DROPOUT/evaluation-sample FC/evaluation-ensemble
     """
     with report_failure("compare", "nothing was written"):
-        from tensor_dropout.robustness.compare import compare_outcomes, tabulate_uncertainty
+        from tensor_dropout.robustness.compare import compare_outcomes, tabulate_detection, tabulate_uncertainty
         from tensor_dropout.robustness.outcomes import read_outcomes
-        from tensor_dropout.robustness.show import print_comparison, print_uncertainty
+        from tensor_dropout.robustness.show import print_comparison, print_detection, print_uncertainty
 
         if len(folders) < 2:
             raise TensorDropoutError("compare: two evaluations at least are expected, got one")
@@ -164,7 +164,13 @@ def compare(
             print_comparison(rows, (names[0], name), Console())
         tables = tabulate_uncertainty([first, *others])
         print_uncertainty(tables, names, Console())
+        detected = tabulate_detection([first, *others])
+        if detected is not None:
+            print_detection(detected, names, Console())
         if out is not None:
             pairs = [{"a": names[0], "b": name, "parts": rows} for name, rows in zip(names[1:], compared, strict=True)]
-            write_json(out, {"pairs": pairs, "uncertainty": dict(zip(names, tables, strict=True))})
+            record = {"pairs": pairs, "uncertainty": dict(zip(names, tables, strict=True))}
+            if detected is not None:
+                record["unknown"] = dict(zip(names, detected, strict=True))
+            write_json(out, record)
             typer.echo(f"Wrote:\n  {out}")

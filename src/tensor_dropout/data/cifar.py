@@ -105,7 +105,7 @@ def load_cifar10(
         validation: fraction (or number) of the training images held out for choosing; 0 trains on all.
         normalize: "image" (the paper's: each image by its own mean and variance) or "channel".
         augment: crop 32×32 at random from the image with 4 pixels around it, and flip, in training.
-        train_size: fraction (or number) of training images that are used, equally many of every class; None takes all.
+        train_size: fraction (or number) of training images that are used, the same share of each class; None takes all.
         label_noise: fraction of the training labels that become another class.
         unknown_classes: so many of the last classes are left out; their test images are to be told from the others.
         download: fetch the official archive (170 MB) if the files are not there.
@@ -134,7 +134,7 @@ def load_cifar100(
         validation: fraction (or number) of the training images held out for choosing; 0 trains on all.
         normalize: "image" (the paper's: each image by its own mean and variance) or "channel".
         augment: crop 32×32 at random from the image with 4 pixels around it, and flip, in training.
-        train_size: fraction (or number) of training images that are used, equally many of every class; None takes all.
+        train_size: fraction (or number) of training images that are used, the same share of each class; None takes all.
         label_noise: fraction of the training labels that become another class.
         unknown_classes: so many of the last classes are left out; their test images are to be told from the others.
         download: fetch the official archive (169 MB) if the files are not there.

@@ -22,7 +22,7 @@ def load_digits(
     Args:
         seed: of the three limits below; the split itself is fixed.
         augment: shift by at most one pixel, in training.
-        train_size: fraction (or number) of training images that are used, equally many of every class; None takes all.
+        train_size: fraction (or number) of training images that are used, the same share of each class; None takes all.
         label_noise: fraction of the training labels that become another class.
         unknown_classes: so many of the last classes are left out; their test images are to be told from the others.
 

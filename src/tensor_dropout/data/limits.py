@@ -36,7 +36,7 @@ def limit(
 
     Args:
         parts: as loaded.
-        train_size: a fraction below 1, or a number, of training images that stay, the same share of every class; None:
+        train_size: a fraction, or a number, of training images that stay, the same share of every class; 1.0 or None:
             all.
         label_noise: the fraction of training labels that become another class, any with equal probability.
         unknown_classes: how many of the last classes are left out; their test images become ``unknown``.
@@ -59,10 +59,12 @@ def limit(
     if unknown_classes:
         parts = _leave_out(parts, unknown_classes, what)
     train = parts.train
-    if train_size is not None:
-        if train_size == 0:
-            raise TensorDropoutError(f"{what}: train_size leaves no image to learn from; leave it out to take all")
+    if train_size is not None and not (isinstance(train_size, float) and train_size == 1):
         _, chosen = hold_out(train.targets, train_size, seed, f"{what}: train_size")
+        if len(chosen) == 0:
+            raise TensorDropoutError(
+                f"{what}: train_size={train_size!r} leaves no image to learn from; leave it out to take all"
+            )
         train = split_tensors(train, chosen)[0]
     if label_noise:
         count = count_share(label_noise, len(train), f"{what}: label_noise") if label_noise < 1 else -1

@@ -249,7 +249,9 @@ class LowRankLinear(nn.Module):
         most = min(inputs, outputs)
         rank = max(1, most // 2) if rank is None else rank
         if type(rank) is not int or not 1 <= rank <= most:
-            raise TensorDropoutError(f"build_head: the rank of 'fc+low-rank' is from 1 to {most}, got {rank!r}")
+            raise TensorDropoutError(
+                f"build_head: the rank of 'fc+low-rank' is a whole number from 1 to {most}, got {rank!r}"
+            )
         last = nn.Linear(rank, outputs)
         self.reduce = nn.Parameter(nn.init.orthogonal_(torch.empty(rank, inputs)))
         self.expand = nn.Parameter(last.weight.detach())

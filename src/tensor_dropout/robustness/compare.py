@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.detection import detect
 from tensor_dropout.robustness.measures import bootstrap_interval, compare, score_images
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.summary import describe_uncertainty
@@ -26,13 +27,13 @@ def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
     if not np.array_equal(first.examples["name"], second.examples["name"]):
         raise TensorDropoutError(
             "compare: the two evaluations are not of the same examples; evaluate both with the same --images, --split "
-            "and --seed"
+            "and --seed, of runs with the same data options"
         )
     shared = [
         name
         for name in first.names()
         if name in second
-        and name not in ("gradients", "validation")
+        and name not in ("gradients", "validation", "unknown")
         and _setting(first, name) == _setting(second, name)
     ]
     if not shared:
@@ -45,7 +46,8 @@ def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
 
 def _setting(outcomes: Outcomes, part: str) -> dict[str, Any]:
     """What must be equal for two parts to be compared; how a network's randomness was met may differ."""
-    return {key: value for key, value in outcomes.settings(part).items() if key not in ("seconds", "eot", "standing")}
+    free = ("seconds", "eot", "standing", "parameters")
+    return {key: value for key, value in outcomes.settings(part).items() if key not in free}
 
 
 def _compare_draws(part: str, first: Outcomes, second: Outcomes, names: list[str]) -> dict[str, Any]:
@@ -56,6 +58,13 @@ def _compare_draws(part: str, first: Outcomes, second: Outcomes, names: list[str
         return row | compare(first[names[0]], second[names[0]])._asdict()
     low, high = bootstrap_interval(a - b)
     return row | {"difference": float((a - b).mean()), "low": low, "high": high, "p_value": None}
+
+
+def tabulate_detection(evaluations: Sequence[Outcomes]) -> list[dict[str, Any]] | None:
+    """How well each evaluation tells unknown classes from known ones; None unless all were shown some."""
+    if not all("unknown" in outcomes for outcomes in evaluations):
+        return None
+    return [detect(outcomes["clean"], outcomes["unknown"]) for outcomes in evaluations]
 
 
 def tabulate_uncertainty(evaluations: Sequence[Outcomes]) -> list[list[dict[str, Any]]]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-SIGNALS = {"confidence": -1.0, "entropy": 1.0, "disagreement": 1.0, "doubt": 1.0}
-"""What an outcome may hold, and the sign that makes it larger for inputs that the network does not know."""
+SIGNALS = ("rest", "entropy", "disagreement", "doubt")
+"""What an outcome may hold that is larger for inputs that the network does not know; ``rest`` is 1 - confidence."""
 
 
 def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -24,15 +24,16 @@ def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, di
         of the known ones are.
 
     Example:
-        >>> detect({"confidence": [0.9, 0.8, 0.7]}, {"confidence": [0.75, 0.3]})
-        {'confidence': {'auroc': 83.33333333333333, 'fpr95': 50.0}}
+        >>> detect({"rest": [0.1, 0.2, 0.3]}, {"rest": [0.25, 0.7]})
+        {'rest': {'auroc': 83.33333333333333, 'fpr95': 50.0}}
     """
-    shared = [name for name in SIGNALS if name in known and name in unknown]
-    signed = {name: [SIGNALS[name] * np.asarray(part[name], float) for part in (known, unknown)] for name in shared}
-    return {
-        name: {"auroc": 100 * rank_area(*both), "fpr95": 100 * float((both[1] <= np.quantile(both[0], 0.95)).mean())}
-        for name, both in signed.items()
-    }
+    found = {}
+    for name in SIGNALS:
+        if name in known and name in unknown:
+            low, high = (np.asarray(part[name], np.float64) for part in (known, unknown))
+            let_through = float((high <= np.quantile(low, 0.95)).mean())
+            found[name] = {"auroc": 100 * rank_area(low, high), "fpr95": 100 * let_through}
+    return found
 
 
 def rank_area(low: ArrayLike, high: ArrayLike) -> float:

@@ -30,8 +30,9 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
         task: "classification" or "regression".
 
     Returns:
-        For classes ``predicted``, ``confidence``, ``nll``, ``brier``, ``entropy`` and, over draws, ``disagreement`` and
-        ``doubt``; for numbers ``output`` and ``std``. Targets of -1 are of no known class: without ``nll``, ``brier``.
+        For classes ``predicted``, ``confidence``, ``rest`` (the probability of all other classes), ``nll``, ``brier``,
+        ``entropy`` and, over draws, ``disagreement`` and ``doubt``; for numbers ``output`` and ``std``. Targets of -1
+        are of no known class: without ``nll`` and ``brier``.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
@@ -44,7 +45,8 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
         return {name: values.float().cpu().numpy() for name, values in found.items()}
     probs = predicted.output.double()
     confidence, guess = probs.max(1)
-    found = {"confidence": confidence, "entropy": torch.special.entr(probs).sum(1)}
+    rest = probs.scatter(1, guess[:, None], 0.0).sum(1)  # 1 - confidence, where that would be rounded to 0
+    found = {"confidence": confidence, "rest": rest, "entropy": torch.special.entr(probs).sum(1)}
     if bool((y >= 0).all()):
         hit = torch.nn.functional.one_hot(y.long(), probs.shape[1]).to(probs.dtype)
         found["nll"] = -(probs * hit).sum(1).clamp(min=torch.finfo(torch.float32).tiny).log()
@@ -57,7 +59,7 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
     }
 
 
-_STORED = {"brier": np.float16, "entropy": np.float16}
+_STORED = {"brier": np.float16}
 """What only its mean is asked for takes half the room."""
 
 

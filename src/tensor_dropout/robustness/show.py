@@ -107,12 +107,29 @@ def _tabulate_unknown(found: Mapping[str, Any]) -> Table:
     title = f"{found['examples']} examples of unknown classes told from the known"
     table = Table("signal", "AUROC, %", "let through at 95 % of the known, %", title=title)
     for name, row in found["signals"].items():
-        table.add_row(name, f"{row['auroc']:.1f}", f"{row['fpr95']:.1f}")
+        table.add_row(_SIGNALS[name], f"{row['auroc']:.1f}", f"{row['fpr95']:.1f}")
     return table
 
 
+def print_detection(rows: Sequence[Mapping[str, Any]], names: Sequence[str], console: Console) -> None:
+    """AUROC of every signal, evaluations side by side."""
+    signals = list(dict.fromkeys(signal for row in rows for signal in row))
+    table = Table("signal", *names, title="unknown classes told from the known: AUROC in %")
+    for signal in signals:
+        table.add_row(_SIGNALS[signal], *(f"{row[signal]['auroc']:.1f}" if signal in row else "" for row in rows))
+    console.print(table)
+
+
+_SIGNALS = {
+    "rest": "1 - confidence",
+    "entropy": "entropy",
+    "disagreement": "disagreement of the draws",
+    "doubt": "std of the first logit ÷ its lead",
+}
+
+
 def _tabulate_heads(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
-    table = Table("head", "size", "parameters", metric, title="the same network with a smaller head, not trained again")
+    table = Table("cut", "size", "parameters", metric, title="the same network with a smaller head, not trained again")
     for row in rows:
         table.add_row(row["kind"], str(row["size"]), f"{row['parameters']:,}", _with_interval(row, metric))
     return table

@@ -42,15 +42,14 @@ class Ridge:
     penalty: float
 
 
-def predict_ridge(data: Data, device: torch.device | str = "cpu") -> Ridge | None:
+def predict_ridge(data: Data) -> Ridge | None:
     """Ridge regression on the prepared pictures or volumes; None where it does not apply or would be too large.
 
     Cubes and penalty are those with the smallest leave-one-out error on the training examples, which has a closed
-    form; the test examples choose nothing.
+    form; the test examples choose nothing. On the CPU: a GPU may be full of the network that it is compared with.
 
     Args:
         data: a regression whose inputs are pictures or volumes in memory.
-        device: where the products are computed.
     """
     kind = len(data.input_shape)
     if data.task != "regression" or kind not in _POOLS or not 3 <= len(data.train) <= MOST_EXAMPLES:
@@ -60,9 +59,9 @@ def predict_ridge(data: Data, device: torch.device | str = "cpu") -> Ridge | Non
     best: Ridge | None = None
     for cube in CUBES:
         cells = math.prod(size // cube for size in data.input_shape[1:]) * data.input_shape[0]
-        if cells == 0 or 8 * cells * len(data.train) > MOST_BYTES:
+        if cells == 0 or 3 * 8 * cells * (len(data.train) + len(data.test)) > MOST_BYTES:  # features, centred, parts
             continue
-        train, test = (_list_features(data, split, cube, device) for split in (data.train, data.test))
+        train, test = (_list_features(data, split, cube) for split in (data.train, data.test))
         found = fit_ridge(train, _columns(data.train.targets).to(train), test, cube)
         best = found if best is None or found.error < best.error else best
     return best
@@ -100,10 +99,10 @@ def fit_ridge(train: Tensor, targets: Tensor, test: Tensor, cube: int = 1) -> Ri
     return Ridge(test @ (train.T @ weights) + centre, error, cube, penalty)
 
 
-def _list_features(data: Data, split: TensorSplit, cube: int, device: torch.device | str) -> Tensor:
+def _list_features(data: Data, split: TensorSplit, cube: int) -> Tensor:
     """(n, p) in float64: averages over cubes."""
     pool = _POOLS[len(data.input_shape)]
-    batches = Batches(data, split, batch=16, device=device)
+    batches = Batches(data, split, batch=16, device="cpu")
     return torch.cat([pool(x.float(), cube).flatten(1).double() for x, _ in batches])
 
 

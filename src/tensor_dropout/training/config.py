@@ -6,6 +6,7 @@ import difflib
 import inspect
 import json
 import os
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -327,6 +328,7 @@ def describe_keys(config: Config) -> str:
         for key, field in type(section).model_fields.items():
             value = getattr(section, key)
             kinds = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
+            kinds = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", kinds)  # a list of numbers with limits
             if key == "options":
                 continue
             line = f"{key} = {_as_toml(value)}" if value is not None else f"# {key} = (not set)"

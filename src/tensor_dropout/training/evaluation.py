@@ -91,8 +91,7 @@ def summarize(outcome: Outcome, task: str) -> dict[str, float]:
     """The numbers of an outcome.
 
     Classification: accuracy and top-5 accuracy in percent, negative log-likelihood, expected calibration error in
-    percent (15 bins). Regression: mean absolute error, root mean squared error, the error of predicting the mean, R²
-    and the correlation.
+    percent (15 bins). Regression: mean absolute error, root mean squared error, R² and the correlation.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
@@ -132,7 +131,6 @@ def _summarize_numbers(outputs: Tensor, y: Tensor) -> dict[str, float]:
     return {
         "mae": float(error.abs().mean()),
         "rmse": float(error.square().mean().sqrt()),
-        "mae_of_the_mean": float(centred.abs().mean()),
         "r2": 1 - float(error.square().sum()) / spread if spread > 0 else float("nan"),
         "correlation": float((guess * centred).sum()) / norms if norms > 0 else float("nan"),
     }

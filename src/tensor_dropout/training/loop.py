@@ -34,7 +34,16 @@ from tensor_dropout.training.runs import RunFolder, splits
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.training.schedule import rate_at
 from tensor_dropout.training.show import Board, Reporter
-from tensor_dropout.training.step import Step, choose_dtype, choose_memory_format, choose_speed, lay_out_, make_targets
+from tensor_dropout.training.step import (
+    Step,
+    check_task,
+    choose_dtype,
+    choose_memory_format,
+    choose_speed,
+    find_radius,
+    lay_out_,
+    make_targets,
+)
 
 
 def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
@@ -58,6 +67,8 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         network = build_network(config, data)  # an impossible head is said before a folder is made
         sampler = Sampler(len(data.train), config.run.batch, 0, process.rank, process.world)
         choose_speed(config, data, process.device, process.world, sampler.steps_per_epoch)
+        check_task(config, data)
+        find_radius(config, data)
         if process.is_first:
             run.open(config, data)
             run.clean()
@@ -205,6 +216,7 @@ class Trainer:
             metric: scale * counted,
             "lr": self.optimizer.param_groups[0]["initial_lr"]
             * rate_at(self.config.schedule, self.done - 1, self.steps, per_epoch),
+            **({} if self.theta is None else {"theta": round(self.theta.theta, 6)}),
             "seconds": round(self.seconds, 3),
         }
         final = self.done == self.steps
@@ -238,6 +250,8 @@ class Trainer:
             return self.plain
         averaged = copy.deepcopy(self.plain)
         averaged.load_state_dict(self.step.average.state)
+        for dropout, own in zip(find_dropouts(averaged), find_dropouts(self.plain), strict=True):
+            dropout.theta = own.theta  # a setting, not learned: the average of a schedule is none of its values
         return averaged
 
     # Checkpoints.
@@ -332,7 +346,7 @@ class Trainer:
         y = y.reshape(len(y), -1)
         mean = self.targets.mean.cpu().expand(y.shape)
         result["baselines"] = {"mean": summarize(Outcome(mean, y), "regression")}
-        ridge = predict_ridge(self.data, self.process.device)
+        ridge = predict_ridge(self.data)
         if ridge is None:
             return None
         found = ridge.predictions.float().cpu()

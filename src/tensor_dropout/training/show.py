@@ -47,6 +47,7 @@ class Reporter:
             return
         name = self.data.name + (" (SIMULATED)" if self.data.simulated else "")
         self.console.print(f"{name}: {self.data.provenance}", highlight=False)
+        self.console.print(self.describe_epoch(), highlight=False)
         if done:
             self.console.print(f"going on from step {done} of {total}", highlight=False)
         if not self.console.is_terminal:
@@ -63,6 +64,15 @@ class Reporter:
             self.task = self.bar.add_task(self.config.net.head, total=total, completed=done, seen="")
             yield
         self.bar = None
+
+    def describe_epoch(self) -> str:
+        """How many examples an epoch has, and how many whole batches leave out."""
+        examples, batch = len(self.data.train), self.config.run.batch
+        left = examples % batch
+        said = f"{examples:,} training examples, {examples // batch:,} steps of {batch} an epoch"
+        if 10 * left <= examples:
+            return said
+        return f"{said}; every epoch leaves {left} of them out, a smaller run.batch fewer"
 
     def advance(self, look: Callable[[], tuple[float, float]] | None) -> None:
         """One more step is done; now and then the device is asked how it goes."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -94,7 +94,7 @@ class Step:
         self.dtype = choose_dtype(config, device)
         self.memory_format = choose_memory_format(config, data)
         self.average = Average(unwrap(network), config.run.ema) if config.run.ema is not None else None
-        self.radius = find_radius(config, data)
+        self.radius, self.bounds = find_radius(config, data), data.bounds or (0.0, 0.0)
         self.sums = torch.zeros(2, dtype=torch.float64 if device.type == "cpu" else torch.float32, device=device)
         """Sums since they were last set to zero: of the mean losses, and of what is counted."""
         self._update: Callable[..., None] = self.update
@@ -141,11 +141,11 @@ class Step:
         with torch.no_grad():
             stored, y = self.fetch(*start)
             x = self.prepare(stored)
-            radius = None if self.radius is None else self.radius * measure_gain(stored, x)
+            room = None if self.radius is None else find_room(stored, x, self.radius, self.bounds)
             x = x if self.augment is None else self.augment(x)
         x = x.to(self.dtype if self.dtype == torch.float64 else torch.float32, memory_format=self.memory_format)
-        if radius is not None:
-            x = attack(x, radius, lambda moved: self.lose(unwrap(self.network), moved, y)[0])
+        if room is not None:
+            x = attack(x, room, lambda moved: self.lose(unwrap(self.network), moved, y)[0])
         return self.lose(self.network, x, y)
 
     def lose(self, network: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,33 +160,55 @@ class Step:
         return loss if penalty is None else loss + penalty.to(loss.dtype), counted
 
 
-def measure_gain(stored: Tensor, prepared: Tensor) -> Tensor:
-    """By how much preparation stretched each input: (B, 1, …), the ratio of their standard deviations.
+class Room(NamedTuple):
+    """How far an input may be moved, in the unit of prepared inputs, each (B, 1, …).
+
+    Attributes:
+        radius: from where it is.
+        low: what the darkest stored value would be.
+        high: what the brightest would be.
+    """
+
+    radius: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def find_room(stored: Tensor, prepared: Tensor, radius: float, bounds: tuple[float, float]) -> Room:
+    """A radius and bounds of stored inputs, as prepared ones have them: each input's own gain and offset.
+
+    Exact where preparation scales and shifts each input as a whole, as the paper's does.
 
     Example:
-        >>> measure_gain(torch.tensor([[[0, 4]]]), torch.tensor([[[-1.0, 1.0]]])).flatten()
-        tensor([0.5000])
+        >>> room = find_room(torch.tensor([[[0, 4]]]), torch.tensor([[[-1.0, 1.0]]]), 1.0, (0.0, 16.0))
+        >>> [each.item() for each in room]
+        [0.5, -1.0, 7.0]
     """
     axes = tuple(range(1, stored.ndim))
-    before, after = (batch.float().std(dim=axes, correction=0, keepdim=True) for batch in (stored, prepared))
-    return after / before.clamp(min=1e-6)
+    (spread, middle), (after, centre) = (
+        torch.std_mean(batch.float(), dim=axes, correction=0, keepdim=True) for batch in (stored, prepared)
+    )
+    gain = after / spread.clamp(min=1e-6)
+    low, high = (centre + gain * (bound - middle) for bound in bounds)
+    return Room(radius * gain, low, high)
 
 
-def attack(x: Tensor, radius: Tensor, lose: Callable[[Tensor], Tensor]) -> Tensor:
-    """Inputs moved to a higher loss within a radius each, by one signed step of 1.25 radii from a random start.
+def attack(x: Tensor, room: Room, lose: Callable[[Tensor], Tensor]) -> Tensor:
+    """Inputs moved to a higher loss within their room, by one signed step of 1.25 radii from a random start.
 
     This is the one-step attack of fast adversarial training (Wong et al., 2020): it doubles the cost of a step.
 
     Args:
         x: (B, …) prepared inputs.
-        radius: (B, 1, …), in their unit.
+        room: in their unit; an input that is outside its bounds may stay where it is.
         lose: from inputs to a mean loss.
     """
-    shift = (2 * torch.rand_like(x) - 1) * radius
-    moved = (x + shift).requires_grad_(True)
-    gradient = torch.autograd.grad(lose(moved), moved)[0]
-    shift = torch.minimum(torch.maximum(shift + 1.25 * radius * gradient.sign(), -radius), radius)
-    return (x + shift).detach()
+    radius = room.radius
+    low, high = torch.minimum(x, room.low), torch.maximum(x, room.high)
+    start = ((2 * torch.rand_like(x) - 1) * radius + x).clamp(low, high).requires_grad_(True)
+    gradient = torch.autograd.grad(lose(start), start)[0]
+    moved = (start + 1.25 * radius * gradient.sign()).detach()
+    return moved.clamp(x - radius, x + radius).clamp(low, high)
 
 
 _WARM_UP = 3  # eager steps before capture, on a side stream, as CUDA graphs ask for; they are steps of the run
@@ -241,11 +263,10 @@ class Average:
         self.updates += 1
         kept = torch.clamp((1 + self.updates) / (10 + self.updates), max=self.decay)
         now = self.network.state_dict()
-        floating = [name for name, tensor in self.state.items() if tensor.is_floating_point()]
-        for name in floating:
-            self.state[name].lerp_(now[name].detach(), (1 - kept).to(now[name].dtype))
         for name, tensor in self.state.items():
-            if not tensor.is_floating_point():
+            if tensor.is_floating_point():
+                tensor.lerp_(now[name].detach(), (1 - kept).to(tensor.dtype))
+            else:
                 tensor.copy_(now[name])
 
 
@@ -263,6 +284,16 @@ def choose_dtype(config: Config, device: torch.device) -> torch.dtype:
         return named[config.run.precision]
     fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.bfloat16 if fast else torch.float32
+
+
+def check_task(config: Config, data: Data) -> None:
+    """Refuse what would be ignored.
+
+    Raises:
+        TensorDropoutError: if labels are to be smoothed and there are none.
+    """
+    if data.task == "regression" and config.run.label_smoothing:
+        raise TensorDropoutError(f"train: run.label_smoothing is for classes, and {data.name} has none; leave it out")
 
 
 def find_radius(config: Config, data: Data) -> float | None:

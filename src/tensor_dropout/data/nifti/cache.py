@@ -22,6 +22,7 @@ from tensor_dropout.data.nifti.volumes import (
     Box,
     Header,
     cut_volume,
+    encode,
     find_box,
     fit_size,
     read_volume,
@@ -58,10 +59,10 @@ def prepare_cache(
     mark_used(path)
     if _is_whole(path, len(images), recipe.dtype):
         return path
-    with one_at_a_time(
-        path
-    ):  # the processes of one training, or trainings of several folds: one prepares, the others wait
+    with one_at_a_time(path):  # the processes of one training, or several trainings: one prepares, the others wait
         if not _is_whole(path, len(images), recipe.dtype):
+            for left in path.parent.glob(f".{path.stem}.*{path.suffix}"):  # by a process that was killed
+                left.unlink(missing_ok=True)
             _write_cache(path, images, headers, recipe)
             _remove_unused(path.parent)
     return path
@@ -89,7 +90,7 @@ def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe:
             temporary, mode="w+", dtype=np.dtype(recipe.dtype), shape=(len(images), *size)
         )
         for row, volume in enumerate(_read_all(images, recipe.resample)):
-            store[row] = _encode(fit_size(cut_volume(volume, recipe.crop, common), size), recipe.dtype)
+            store[row] = encode(fit_size(cut_volume(volume, recipe.crop, common), size), recipe.dtype)
         store.flush()
         del store
 
@@ -192,12 +193,3 @@ def _read_all(images: list[Image], resample: float | None) -> Iterator[np.ndarra
     with ThreadPoolExecutor(_READERS) as pool:
         while batch := list(islice(left, 4 * _READERS)):
             yield from pool.map(lambda image: read_volume(image.path, resample), batch)
-
-
-def _encode(values: np.ndarray, dtype: str) -> np.ndarray:
-    """uint8 as it is (rounded after resampling); float16 of mean 0 and variance 1, which ``prepare`` gives anyway."""
-    if dtype == "uint8":
-        return values.round().clip(0, 255).astype(np.uint8)
-    values = values.astype(np.float64)
-    standard = (values - values.mean()) / max(float(values.std()), 1e-12)
-    return standard.clip(-60000, 60000).astype(np.float16)

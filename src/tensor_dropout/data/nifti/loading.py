@@ -143,7 +143,7 @@ def _agree_on_voxel(images: list[Image], headers: list[Header]) -> tuple[float, 
         if not is_near(header.voxel, expected):
             raise TensorDropoutError(
                 f"nifti: {image.path} has voxels of {format_voxel(header.voxel)}, other scans of the folder have "
-                f"{format_voxel(expected)}; set resample to one edge for all, in mm, or leave it out"
+                f"{format_voxel(expected)}; set resample to one edge for all, in mm, or leave that scan out"
             )
     return expected
 
@@ -167,6 +167,8 @@ def split_subjects(
     values = torch.tensor([image.targets[0] for image in images], dtype=torch.float64)
     means = torch.zeros(len(subjects), dtype=torch.float64).index_add(0, owner, values) / owner.bincount()
     if folds is None:
+        if fold != 0:
+            raise TensorDropoutError(f"nifti: fold={fold!r} needs folds, their number; such as folds=5")
         rest, tested = hold_out(bin_targets(means), test, seed, "nifti: test")
     else:
         _check_folds(folds, fold, len(subjects))

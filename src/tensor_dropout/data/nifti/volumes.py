@@ -184,6 +184,15 @@ def cut_volume(values: np.ndarray, crop: str | None, common: Box | None) -> np.n
     return values if box is None else values[tuple(slice(*span) for span in box)]
 
 
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """uint8 as it is (rounded after resampling); float16 of mean 0 and variance 1, which ``prepare`` gives anyway."""
+    if dtype == "uint8":
+        return values.round().clip(0, 255).astype(np.uint8)
+    values = values.astype(np.float64)
+    standard = (values - values.mean()) / max(float(values.std()), 1e-12)
+    return standard.clip(-60000, 60000).astype(np.float16)
+
+
 def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
     """One scan as a network that was trained on such a folder takes it.
 
@@ -207,8 +216,13 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
         )
     values = cut_volume(read_volume(path, options.get("resample")), crop, None)
     if crop is None and options.get("size") is None and values.shape != input_shape[1:]:
+        resampled, advice = "", "resample it"
+        if options.get("resample") is not None:
+            resampled = f" of {options['resample']:g} mm after resampling"
+            advice = "cut or pad its field of view, or train with size or crop"
         raise TensorDropoutError(
-            f"nifti: {path} has {values.shape} voxels, the network takes {input_shape[1:]}; resample it"
+            f"nifti: {path} has {values.shape} voxels{resampled}, the network takes {input_shape[1:]}; {advice}"
         )
-    volume = torch.from_numpy(np.ascontiguousarray(fit_size(values, input_shape[1:])))
+    stored = encode(fit_size(values, input_shape[1:]), "uint8" if read_header(path).is_uint8 else "float16")
+    volume = torch.from_numpy(np.ascontiguousarray(stored))
     return StandardizeImages()(volume[None, None].float())[0]

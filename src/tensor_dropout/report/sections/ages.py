@@ -13,12 +13,10 @@ import numpy as np
 from tensor_dropout.experiments.cells import Found
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
-from tensor_dropout.report.sections.runs import SIZES, Bases, Runs, find_runs, label_of, open_section, show_score
+from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, show_score
 from tensor_dropout.report.sections.scores import build_scores
 from tensor_dropout.robustness.measures import bootstrap_interval, fit_extra_variance, summarize, widen
 from tensor_dropout.robustness.outcomes import Outcomes
-
-FOLD = "data.options.fold"
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,15 @@ def show_age_error(runs: Runs, metric: str) -> Cell:
 
 def read_seeds(runs: Runs) -> list[People]:
     """Everybody's predictions, of each seed whose folds are all done."""
+    return [_read_people(folds) for folds in _group_seeds(runs)]
+
+
+def _group_seeds(runs: Runs) -> list[list[tuple[int, Found]]]:
+    """The folds of each seed, if all of them are done."""
     seeds: dict[int, list[tuple[int, Found]]] = {}
     for cell, found in runs.found:
         seeds.setdefault(cell.seed, []).append((cell.point.get(FOLD, 0), found))
-    return [_read_people(folds) for folds in seeds.values() if all(found.state == "done" for _, found in folds)]
+    return [folds for folds in seeds.values() if all(found.state == "done" for _, found in folds)]
 
 
 def _read_people(folds: Sequence[tuple[int, Found]]) -> People:
@@ -134,8 +137,9 @@ def _describe(seeds: list[People], reference: list[People] | None) -> list[Cell]
     error = _show_interval([people.error for people in seeds], f"{count}; bootstrap over people and seeds")
     difference = Cell("")
     if reference is not None:
-        gained = _mean_error(reference) - _mean_error(seeds)
-        difference = _show_interval([gained], "paired by person, mean over seeds; above 0: better than FC")
+        own = _errors(seeds) * (len(reference) if len(seeds) == 1 else 1)  # what has no seeds meets all of FC's
+        gained = [a - b for a, b in zip(_errors(reference), own, strict=False)]
+        difference = _show_interval(gained, "paired by person and seed; above 0: better than FC")
     corrected = [correct_bias(people) for people in seeds]
     return [
         error,
@@ -147,9 +151,9 @@ def _describe(seeds: list[People], reference: list[People] | None) -> list[Cell]
     ]
 
 
-def _mean_error(seeds: list[People]) -> np.ndarray:
-    """(people,): mean absolute error over seeds, in the order of the names."""
-    return np.mean([people.error[np.argsort(people.name)] for people in seeds], axis=0)
+def _errors(seeds: list[People]) -> list[np.ndarray]:
+    """(people,) for each seed, in the order of the names."""
+    return [people.error[np.argsort(people.name)] for people in seeds]
 
 
 def _predict_mean(people: People) -> People:
@@ -241,12 +245,12 @@ _UNCERTAINTY_NOTE = (
 
 
 def _describe_uncertainty(runs: Runs) -> list[Cell]:
-    by_seed: dict[int, list[tuple[int, Outcomes]]] = {}
-    for cell, found in runs.found:
-        if found.state == "done":
-            outcomes = Outcomes(found.folder / "outcomes.npz", {})
-            by_seed.setdefault(cell.seed, []).append((cell.point.get(FOLD, 0), outcomes))
-    rows = [_measure_folds(folds) for folds in by_seed.values()]
+    rows = []
+    for folds in _group_seeds(runs):
+        read = [(fold, Outcomes(found.folder / "outcomes.npz", {})) for fold, found in folds]
+        rows.append(_measure_folds(read))
+    if not rows:
+        return [Cell("not run", "not run", "no seed has all its folds")] * 7
 
     def mean(key: str) -> float | None:
         values = [row[key] for row in rows if row.get(key) is not None]

@@ -61,7 +61,7 @@ def _name(point: dict[str, Any]) -> str:
 # Unknown classes.
 
 _SIGNALS = {
-    "confidence": "1 − confidence",
+    "rest": "1 − confidence",
     "entropy": "entropy",
     "disagreement": "disagreement of the draws",
     "doubt": "std of the first logit ÷ its lead",
@@ -122,7 +122,10 @@ def build_sizes(experiment: str, bases: Bases, figures: Path) -> Section:
             drawings.draw_sizes(lines, stem, f"{describe_experiment(experiment)['title']}, {size}")
             alt = "Accuracy by the parameters of the head: " + drawings.describe_curves({"": lines})
             pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
-    notes = ["A pruned head counts its weights that are not 0, and not where they are. Means over seeds."]
+    notes = [
+        "A pruned head counts its weights that are not 0, and not where they are. A tensor head keeps its first ranks; "
+        "only the nested law trains for that."
+    ]
     return open_section(experiment, bases, tables=tables, figures=pictures, notes=notes)
 
 
@@ -140,8 +143,11 @@ def _collect(recipes: list[Runs]) -> dict[str, list[tuple[int, float]]]:
                 place = found.setdefault(name, {}).setdefault(each.result["head_parameters"], [])
                 place.append(each.result["test"]["accuracy"])
                 continue
-            for row in each.evaluation["summary"]["heads"]:
-                line = found.setdefault(f"{name}: {_CUTS[row['kind']]}", {})
-                line.setdefault(row["parameters"], []).append(row["accuracy"])
+            heads = each.evaluation["summary"]["heads"]
+            for kind in {row["kind"] for row in heads} - {"whole"}:
+                line = found.setdefault(f"{name}: {_CUTS[kind]}", {})
+                for row in heads:
+                    if row["kind"] in (kind, "whole"):
+                        line.setdefault(row["parameters"], []).append(row["accuracy"])
     means = {name: {size: sum(own) / len(own) for size, own in line.items()} for name, line in found.items()}
     return {name: sorted(line.items()) for name, line in means.items()}

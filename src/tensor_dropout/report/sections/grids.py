@@ -10,6 +10,7 @@ from tensor_dropout.experiments.recipes import describe_experiment
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
 from tensor_dropout.report.sections.runs import (
+    FOLD,
     SIZES,
     Bases,
     Runs,
@@ -71,6 +72,11 @@ def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
         own, label = find_runs(experiment, bases, preset), label_of(experiment, preset)
         tables.append(_tabulate_budget(own, f"What the search cost, {size}", label))
     notes = ["Held-out training examples choose; the test examples of these runs choose nothing and are not shown."]
+    if FOLD in describe_experiment(experiment).get("paper", {}).get("grid", {}):
+        notes.append(
+            "Each fold must choose for itself, by its own row: the people that test one fold are among those held out "
+            "in others."
+        )
     return open_section(experiment, bases, tables=tables, notes=notes)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from tensor_dropout.experiments.recipes import describe_experiment
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
-from tensor_dropout.report.sections.runs import SIZES, Bases, Runs, find_runs, label_of, open_section, pool
+from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, pool
 
 _NOTE = (
-    "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t)."
+    "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t); "
+    "in a cross-validation, over folds (t), whose people differ."
 )
 
 
@@ -45,7 +46,8 @@ def tabulate_noise(
     curves: dict[str, list[dict[str, Any]]] = {}
     for name, runs in networks.items():
         if runs.broken() is None and runs.summaries():
-            curves[name] = _pool_levels(runs.summaries(), family)
+            folds = [cell.point.get(FOLD) for cell, found in runs.found if found.state == "done" and found.evaluation]
+            curves[name] = _pool_levels(runs.summaries(), family, folds)
     levels = [row["level"] for row in next(iter(curves.values()), []) if row["level"] is not None]
     columns = (
         ["head", "clean", *(f"SNR {level:g}" for level in levels)] if levels else ["head", "clean and under noise"]
@@ -58,14 +60,14 @@ def tabulate_noise(
     return Table(caption, columns, rows, _NOTE, label), curves
 
 
-def _pool_levels(summaries: list[dict[str, Any]], family: str) -> list[dict[str, Any]]:
+def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any]) -> list[dict[str, Any]]:
     """Mean and interval of each level; the first, None, is clean."""
     per_run = [
         {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == family}}
         for each in summaries
     ]
     metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"
-    return [{"level": level, **pool([run[level] for run in per_run], metric)} for level in per_run[0]]
+    return [{"level": level, **pool([run[level] for run in per_run], metric, folds)} for level in per_run[0]]
 
 
 def _show(row: Mapping[str, Any]) -> Cell:

@@ -15,6 +15,7 @@ from tensor_dropout.report.model import Cell, Section
 from tensor_dropout.robustness.measures import proportion_interval, seed_interval
 
 SIZES = {"paper": "ours, full size", "quick": "ours, miniature"}
+FOLD = "data.options.fold"
 Bases = Mapping[str, Path]
 """Preset -> the folder of its results."""
 
@@ -33,6 +34,12 @@ class Runs:
     def results(self) -> list[dict[str, Any]]:
         """What came out of the training of those."""
         return [found.result for found in self.done() if found.result is not None]
+
+    def scores(self, part: str = "test") -> list[dict[str, Any]]:
+        """The numbers on a part of the data: of training or, of rows that evaluate another's runs, on clean inputs."""
+        if any(cell.of is not None for cell, _ in self.found):
+            return [summary["clean"] for summary in self.summaries()]
+        return [result[part] for result in self.results()]
 
     def summaries(self) -> list[dict[str, Any]]:
         """What came out of the evaluation of those."""
@@ -61,7 +68,8 @@ def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
     runs = []
     seeds = _find_seeds(bases[preset] / experiment) if preset in bases else None
     for recipe in load_recipes(experiment, preset):
-        cells = expand(recipe, preset, seeds=seeds)
+        together = recipe.settings.get("evaluation", {}).get("ensemble", False)  # its folder names its first seed alone
+        cells = expand(recipe, preset, seeds=None if together else seeds)
         missing = Found("missing", "not run", Path())
         runs.append(
             Runs(recipe, [(cell, find_cell(cell, bases[preset]) if preset in bases else missing) for cell in cells])
@@ -96,7 +104,7 @@ def show_score(runs: Runs, metric: str, part: str = "test") -> Cell:
     broken = runs.broken()
     if broken is not None:
         return broken
-    values = [result[part][metric] for result in runs.results()]
+    values = [score[metric] for score in runs.scores(part)]
     examples = (runs.done()[0].record or {}).get("data", {}).get("examples", {})
     return show_number(values, metric, examples.get(part), part)
 
@@ -121,16 +129,25 @@ def show_number(values: Sequence[float], metric: str, examples: int | None, part
     return Cell(f"{mean:.2f} (1)", "ours", "one seed")
 
 
-def pool(rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
+def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] | None = None) -> dict[str, Any]:
     """The mean of a metric over runs with its interval: of one run the recorded one, of several over runs (t).
+
+    Args:
+        rows: the numbers of each run.
+        metric: one of them.
+        groups: of runs that share their test examples, such as the seeds of a fold: the interval is over their means.
 
     Example:
         >>> pool([{"mae": 3.0, "low": 2.0, "high": 4.0}], "mae")
         {'mae': 3.0, 'low': 2.0, 'high': 4.0, 'runs': 1}
     """
-    values = [row[metric] for row in rows]
+    names = list(groups) if groups is not None and len(set(groups)) > 1 else list(range(len(rows)))
+    grouped: dict[Any, list[float]] = {}
+    for name, row in zip(names, rows, strict=True):
+        grouped.setdefault(name, []).append(row[metric])
+    values = [float(np.mean(own)) for own in grouped.values()]
     low, high = seed_interval(values) if len(values) > 1 else (rows[0]["low"], rows[0]["high"])
-    return {metric: float(np.mean(values)), "low": low, "high": high, "runs": len(values)}
+    return {metric: float(np.mean(values)), "low": low, "high": high, "runs": len(rows)}
 
 
 # Names.

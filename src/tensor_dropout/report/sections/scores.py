@@ -92,13 +92,17 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
             rows.append([Cell(runs.recipe.row), *([broken] * (len(columns) - 1))])
             continue
         results = runs.results()
+        calibration = [show_number([score[name] for score in runs.scores()], name, None) for name in ("nll", "ece")]
+        if not results:  # another row's networks, asked in another way
+            rows.append([Cell(runs.recipe.row), Cell(""), Cell(""), *calibration, Cell("")])
+            continue
         ratio = results[0]["compression_ratio"]
         rows.append(
             [
                 Cell(runs.recipe.row),
                 Cell(f"{results[0]['parameters']:,}", "ours"),
                 Cell("" if ratio is None else f"{ratio:.1f}", "text" if ratio is None else "ours"),
-                *(show_number([each["test"][name] for each in results], name, None) for name in ("nll", "ece")),
+                *calibration,
                 Cell(f"{sum(each['seconds'] for each in results) / len(results) / 60:.1f}", "ours"),
             ]
         )
@@ -108,7 +112,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
 
 def _summarize_row(runs: Runs) -> drawings.Head:
     """What the picture of a table shows of a row."""
-    accuracies = [result["test"]["accuracy"] for result in runs.results()]
+    accuracies = [score["accuracy"] for score in runs.scores()]
     worst = [{row["budget"]: row for row in summary["worst_case"]} for summary in runs.summaries()]
 
     def mean(budget: str, protocol: str) -> float:
