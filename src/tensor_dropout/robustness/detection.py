@@ -24,8 +24,8 @@ def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, di
         of the known ones are.
 
     Example:
-        >>> detect({"rest": [0.1, 0.2, 0.3]}, {"rest": [0.25, 0.7]})
-        {'rest': {'auroc': 83.33333333333333, 'fpr95': 50.0}}
+        >>> detect({"rest": [0.1, 0.2, 0.3, 0.4]}, {"rest": [0.25, 0.7]})
+        {'rest': {'auroc': 75.0, 'fpr95': 50.0}}
     """
     found = {}
     for name in SIGNALS:

@@ -201,7 +201,7 @@ class Target:
         draws = self._draw(x, self.n_samples)
         if self.task == "regression":
             return Predicted(draws.mean(0), draws.std(0) if len(draws) > 1 else None)
-        probs = draws.double().softmax(-1)
+        probs = draws.softmax(-1)
         mean = probs.mean(0)
         if len(draws) == 1:
             return Predicted(mean, None)
