@@ -60,7 +60,7 @@ def test_a_run_by_the_expected_loss_draws_nothing_and_learns(tmp_path):
 # θ over the epochs.
 
 
-def test_theta_moves_to_the_network_s_own_and_is_saved_there(tmp_path, digits, monkeypatch):
+def test_theta_moves_to_the_network_s_own_over_half_of_the_epochs(tmp_path, digits):
     trainer = make_trainer(
         tmp_path, digits, net__head="rtrl-cp", net__theta=0.6, run__epochs=8, schedule__theta_start=1.0
     )

@@ -8,8 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-SIGNALS = ("rest", "entropy", "disagreement", "doubt")
-"""What an outcome may hold that is larger for inputs that the network does not know; ``rest`` is 1 - confidence."""
+SIGNALS = {
+    "rest": "1 − confidence",
+    "entropy": "entropy",
+    "disagreement": "disagreement of the draws",
+    "doubt": "std of the first logit ÷ its lead",
+}
+"""What an outcome may hold that is larger for inputs that the network does not know, and what it is in words."""
 
 
 def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, dict[str, float]]:

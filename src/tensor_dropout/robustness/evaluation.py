@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -208,12 +209,12 @@ class _Evaluation:
                 advance(1)
             for noise in noises:
                 advance.describe(noise.name)
-                self._keep(noise.name, noise.settings(), lambda: self._add_noise(noise))  # noqa: B023
+                self._keep(noise.name, noise.settings(), partial(self._add_noise, noise))
                 advance(1)
             for name, smaller in shrunk.items():
                 advance.describe(name)
                 settings_of = {"kind": smaller.kind, "size": smaller.size, "parameters": smaller.parameters}
-                self._keep(name, settings_of, lambda: self._describe_shrunk(smaller))  # noqa: B023
+                self._keep(name, settings_of, partial(self._describe_shrunk, smaller))
                 advance(1)
         asked = {"clean": True, "validation": validation is not None, "unknown": unknown is not None, "gradients": wide}
         fixed = [name for name, wanted in asked.items() if wanted and name in self.outcomes]

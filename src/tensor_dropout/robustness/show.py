@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tensor_dropout.figures import draw_figure, save_figure
+from tensor_dropout.robustness.detection import SIGNALS
 from tensor_dropout.robustness.measures import reliability, risk_coverage, score_images
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import CURVE_STRENGTHS
@@ -107,7 +108,7 @@ def _tabulate_unknown(found: Mapping[str, Any]) -> Table:
     title = f"{found['examples']} examples of unknown classes told from the known"
     table = Table("signal", "AUROC, %", "let through at 95 % of the known, %", title=title)
     for name, row in found["signals"].items():
-        table.add_row(_SIGNALS[name], f"{row['auroc']:.1f}", f"{row['fpr95']:.1f}")
+        table.add_row(SIGNALS[name], f"{row['auroc']:.1f}", f"{row['fpr95']:.1f}")
     return table
 
 
@@ -116,16 +117,8 @@ def print_detection(rows: Sequence[Mapping[str, Any]], names: Sequence[str], con
     signals = list(dict.fromkeys(signal for row in rows for signal in row))
     table = Table("signal", *names, title="unknown classes told from the known: AUROC in %")
     for signal in signals:
-        table.add_row(_SIGNALS[signal], *(f"{row[signal]['auroc']:.1f}" if signal in row else "" for row in rows))
+        table.add_row(SIGNALS[signal], *(f"{row[signal]['auroc']:.1f}" if signal in row else "" for row in rows))
     console.print(table)
-
-
-_SIGNALS = {
-    "rest": "1 - confidence",
-    "entropy": "entropy",
-    "disagreement": "disagreement of the draws",
-    "doubt": "std of the first logit ÷ its lead",
-}
 
 
 def _tabulate_heads(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:

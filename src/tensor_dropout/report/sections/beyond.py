@@ -21,6 +21,7 @@ from tensor_dropout.report.sections.runs import (
     show_number,
     show_score,
 )
+from tensor_dropout.robustness.detection import SIGNALS
 
 _METRICS = {"accuracy": "Accuracy in %", "nll": "Negative log-likelihood", "ece": "Expected calibration error in %"}
 _SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets."
@@ -60,12 +61,6 @@ def _name(point: dict[str, Any]) -> str:
 
 # Unknown classes.
 
-_SIGNALS = {
-    "rest": "1 − confidence",
-    "entropy": "entropy",
-    "disagreement": "disagreement of the draws",
-    "doubt": "std of the first logit ÷ its lead",
-}
 _DETECTION = (
     "AUROC: the probability that an image of an unknown class has the larger value; 50 is a coin, below 50 the signal "
     "points the wrong way. "
@@ -86,11 +81,11 @@ def build_unknown(experiment: str, bases: Bases, figures: Path) -> Section:
                 if broken is not None
                 else [
                     *(_show([each[key] for each in clean], key) for key in ("accuracy", "nll")),
-                    *(_show([each[name]["auroc"] for each in found if name in each], "auroc") for name in _SIGNALS),
+                    *(_show([each[name]["auroc"] for each in found if name in each], "auroc") for name in SIGNALS),
                 ]
             )
             rows.append([Cell(runs.recipe.row), *cells])
-        columns = ["", "accuracy, %", "NLL", *(f"AUROC of {words}, %" for words in _SIGNALS.values())]
+        columns = ["", "accuracy, %", "NLL", *(f"AUROC of {words}, %" for words in SIGNALS.values())]
         caption = f"Unknown classes told from known ones, {size}"
         tables.append(Table(caption, columns, rows, _DETECTION + _SEEDS, label_of(experiment, preset)))
     return open_section(experiment, bases, tables=tables)
