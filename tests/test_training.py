@@ -22,11 +22,11 @@ from tensor_dropout.nets import HEADS, build_net, rescale_
 from tensor_dropout.nets.resnet import StemConvolution, convolve_folded
 from tensor_dropout.training import loop
 from tensor_dropout.training.checkpoint import list_checkpoints, read_checkpoint, read_latest
-from tensor_dropout.training.loop import Interruption, explaining_memory, threads
 from tensor_dropout.training.processes import choose_device
 from tensor_dropout.training.sampling import Sampler
 from tensor_dropout.training.schedule import rate_at
 from tensor_dropout.training.step import Average, Step, Targets, choose_speed, make_targets
+from tensor_dropout.training.surroundings import Interruption, explaining_memory, threads
 from training_runs import (
     STEPS_PER_EPOCH,
     assert_equal_runs,

@@ -11,7 +11,8 @@ from torch.testing import assert_close
 import tensor_dropout as td
 from tensor_dropout.data import load_data
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training.step import Room, attack, choose_speed, find_room
+from tensor_dropout.training.attack import Room, attack, find_room
+from tensor_dropout.training.step import choose_speed
 from training_runs import configure, make_trainer, read_metrics, read_weights, run
 
 CPU = torch.device("cpu")

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,6 +30,13 @@ from tensor_dropout.training.runs import RunFolder, splits
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.training.schedule import rate_at
 from tensor_dropout.training.show import Board, Reporter
+from tensor_dropout.training.state import (
+    gather_network,
+    gather_state,
+    generator_states,
+    restore_state,
+    set_generator_states,
+)
 from tensor_dropout.training.step import (
     Step,
     check_task,
@@ -44,6 +47,7 @@ from tensor_dropout.training.step import (
     lay_out_,
     make_targets,
 )
+from tensor_dropout.training.surroundings import Interruption, explaining_memory, threads, tuned_convolutions
 
 
 def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
@@ -285,7 +289,7 @@ class Trainer:
                 self.folder.rewind(0)
             return
         self.done, self.seconds = state["step"], state["seconds"]
-        restore_state(self.plain, self.optimizer, state, self.config)
+        restore_state(self.plain, self.optimizer, state)
         if self.step.average is not None and state["average"] is not None:
             self.step.average.updates.copy_(state["average"].pop(""))
             for name, tensor in state["average"].items():
@@ -304,7 +308,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Put the target's unit into the head, evaluate once on the test part, and write model and result."""
         self.set_theta(self.config.run.epochs)
-        network = copy.deepcopy(gather_network(self.averaged(), self.config))
+        network = copy.deepcopy(gather_network(self.averaged()))
         if self.data.task == "regression":
             rescale_(network, self.targets.std, self.targets.mean)
         result: dict[str, Any] = {
@@ -350,7 +354,12 @@ class Trainer:
         if ridge is None:
             return None
         found = ridge.predictions.float().cpu()
-        chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
+        chosen = {
+            "cube": ridge.cube,
+            "foreground": ridge.foreground,
+            "penalty": ridge.penalty,
+            "leave_one_out_mae": ridge.error,
+        }
         result["baselines"]["ridge"] = summarize(Outcome(found, y), "regression") | chosen
         return found
 
@@ -403,62 +412,6 @@ def make_optimizer(network: nn.Module, config: Config, device: torch.device) -> 
     return kind(groups, fused=on_gpu or None, capturable=on_gpu)
 
 
-def gather_state(
-    network: nn.Module, optimizer: torch.optim.Optimizer, config: Config, process: Process
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State dicts of network and optimizer; a sharded network is put together on the first process."""
-    if process.world > 1 and config.run.sharding == "fsdp":
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        return get_state_dict(network, optimizer, options=options)  # type: ignore[return-value]
-    return network.state_dict(), optimizer.state_dict()
-
-
-def restore_state(network: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], config: Config) -> None:
-    """Put the state of a checkpoint into network and optimizer."""
-    rates = [(group["lr"], group["initial_lr"]) for group in optimizer.param_groups]
-    if any(hasattr(parameter, "placements") for parameter in network.parameters()):
-        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_state_dict
-
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        set_state_dict(
-            network,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=name_states(state["optimizer"]),
-            options=options,
-        )
-    else:
-        network.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-    for group, (lr, initial) in zip(optimizer.param_groups, rates, strict=True):
-        group["lr"], group["initial_lr"] = lr, initial
-
-
-def name_states(saved: dict[str, Any]) -> dict[str, Any]:
-    """The state of an optimizer by the names of its parameters, as shards have it, instead of their numbers."""
-    groups = saved["param_groups"]
-    names = {p: name for group in groups for p, name in zip(group["params"], group["param_names"], strict=True)}
-    return {
-        "state": {names[p]: each for p, each in saved["state"].items()},
-        "param_groups": [{**group, "params": [names[p] for p in group["params"]]} for group in groups],
-    }
-
-
-def gather_network(network: nn.Module, config: Config) -> nn.Module:
-    """A whole network on this process: a sharded one is put together."""
-    if not any(hasattr(parameter, "placements") for parameter in network.parameters()):
-        return network
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-
-    state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=False))
-    settings = dict(network.settings)  # type: ignore[arg-type]
-    whole = build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
-    whole.to(next(network.parameters()).dtype).load_state_dict(state)
-    return whole.to(next(network.parameters()).device)
-
-
 def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
     """At least that of training; up to 32 if they are small enough, about 32 pictures of 512×512.
 
@@ -474,77 +427,6 @@ def seed_process(seed: int, process: Process) -> None:
     torch.manual_seed(seed * 4096 + process.rank + 1)
 
 
-def generator_states(device: torch.device) -> list[Tensor]:
-    """The default generators: of the CPU and, if it is one, of the GPU."""
-    gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *gpu]
-
-
-def set_generator_states(states: list[Tensor], device: torch.device) -> None:
-    """Put them back."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
-
 def describe_device(device: torch.device) -> str:
     """The GPU's name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-class Interruption:
-    """Ctrl-C and SIGTERM wait for the end of the step, so that the state that is saved is whole."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: Any) -> None:
-        if self.asked:  # asked twice: at once
-            raise KeyboardInterrupt
-        self.asked = True
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """So many CPU threads inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def tuned_convolutions() -> Iterator[None]:
-    """Inside, cuDNN times its algorithms for every shape it meets and takes the fastest: batches are of one shape."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
-
-
-@contextmanager
-def explaining_memory(config: Config) -> Iterator[None]:
-    """Turn a full GPU into a sentence with the batch size to try."""
-    try:
-        yield
-    except torch.cuda.OutOfMemoryError as error:
-        smaller = 2 ** math.floor(math.log2(config.run.batch / 2)) if config.run.batch > 1 else 0
-        advice = f"try --batch {smaller}" if smaller else "use a smaller network or smaller inputs"
-        raise TensorDropoutError(
-            f"train: the GPU's memory is full at run.batch={config.run.batch}; {advice}"
-        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from tensor_dropout.data.base import Data
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.emission import unwrap
 from tensor_dropout.losses import expect
+from tensor_dropout.training.attack import attack, find_room
 from tensor_dropout.training.config import Config
 
 Fetch = Callable[..., tuple[Tensor, Tensor]]
@@ -158,57 +159,6 @@ class Step:
                 outputs = network(x)
         loss, counted = self.targets(outputs if self.dtype == torch.float64 else outputs.float(), y)
         return loss if penalty is None else loss + penalty.to(loss.dtype), counted
-
-
-class Room(NamedTuple):
-    """How far an input may be moved, in the unit of prepared inputs, each (B, 1, …).
-
-    Attributes:
-        radius: from where it is.
-        low: what the darkest stored value would be.
-        high: what the brightest would be.
-    """
-
-    radius: Tensor
-    low: Tensor
-    high: Tensor
-
-
-def find_room(stored: Tensor, prepared: Tensor, radius: float, bounds: tuple[float, float]) -> Room:
-    """A radius and bounds of stored inputs, as prepared ones have them: each input's own gain and offset.
-
-    Exact where preparation scales and shifts each input as a whole, as the paper's does.
-
-    Example:
-        >>> room = find_room(torch.tensor([[[0, 4]]]), torch.tensor([[[-1.0, 1.0]]]), 1.0, (0.0, 16.0))
-        >>> [each.item() for each in room]
-        [0.5, -1.0, 7.0]
-    """
-    axes = tuple(range(1, stored.ndim))
-    (spread, middle), (after, centre) = (
-        torch.std_mean(batch.float(), dim=axes, correction=0, keepdim=True) for batch in (stored, prepared)
-    )
-    gain = after / spread.clamp(min=1e-6)
-    low, high = (centre + gain * (bound - middle) for bound in bounds)
-    return Room(radius * gain, low, high)
-
-
-def attack(x: Tensor, room: Room, lose: Callable[[Tensor], Tensor]) -> Tensor:
-    """Inputs moved to a higher loss within their room, by one signed step of 1.25 radii from a random start.
-
-    This is the one-step attack of fast adversarial training (Wong et al., 2020): it doubles the cost of a step.
-
-    Args:
-        x: (B, …) prepared inputs.
-        room: in their unit; an input that is outside its bounds may stay where it is.
-        lose: from inputs to a mean loss.
-    """
-    radius = room.radius
-    low, high = torch.minimum(x, room.low), torch.maximum(x, room.high)
-    start = ((2 * torch.rand_like(x) - 1) * radius + x).clamp(low, high).requires_grad_(True)
-    gradient = torch.autograd.grad(lose(start), start)[0]
-    moved = (start + 1.25 * radius * gradient.sign()).detach()
-    return moved.clamp(x - radius, x + radius).clamp(low, high)
 
 
 _WARM_UP = 3  # eager steps before capture, on a side stream, as CUDA graphs ask for; they are steps of the run
