@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from tensor_dropout import cli
 from tensor_dropout.data import load_data
-from tensor_dropout.robustness import apgd, blackbox, iterated, measures, show, transfer
+from tensor_dropout.robustness import apgd, blackbox, intervals, iterated, show, transfer
 from tensor_dropout.robustness.outcomes import read_outcomes
 from training_runs import fork, run, wait
 
@@ -773,12 +773,12 @@ def test_two_runs_are_compared_from_stored_files(stored):
         assert row["draws"] == len(names)
         assert f"{row['difference']:+.2f}" in result.output
         if len(names) > 1:
-            low, high = measures.bootstrap_interval(100.0 * right - 100.0 * other)
+            low, high = intervals.bootstrap_interval(100.0 * right - 100.0 * other)
             assert (row["low"], row["high"], row["p_value"]) == (low, high, None)
             continue
         assert (row["only_a"], row["only_b"]) == (int((right & ~other).sum()), int((other & ~right).sum()))
         assert row["p_value"] == pytest.approx(toss_coins(row["only_a"], row["only_b"]))
-        found = measures.compare(ours[row["part"]], theirs[row["part"]])
+        found = intervals.compare(ours[row["part"]], theirs[row["part"]])
         assert found._asdict() == {key: row[key] for key in found._fields}
     for name in ("cp", "fc"):
         summary = read_record(stored / name / "evaluation")["summary"]

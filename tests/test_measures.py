@@ -15,18 +15,20 @@ from scipy import optimize, stats
 from sklearn import metrics
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.robustness import measures
-from tensor_dropout.robustness.measures import (
+from tensor_dropout.robustness import intervals, measures, reading
+from tensor_dropout.robustness.intervals import (
     bootstrap_interval,
     compare,
-    fit_extra_variance,
     mcnemar,
     metric_interval,
     proportion_interval,
+    seed_interval,
+)
+from tensor_dropout.robustness.measures import (
+    fit_extra_variance,
     reliability,
     risk_coverage,
     score_images,
-    seed_interval,
     summarize,
     widen,
 )
@@ -356,7 +358,7 @@ def test_the_chunks_do_not_change_the_interval(monkeypatch):
     values = np.random.default_rng(0).random((2, 33))
     whole = bootstrap_interval(values, draws=200)
     assert bootstrap_interval(values, draws=200, seed=1) != whole
-    monkeypatch.setattr(measures, "_CELLS", 100)
+    monkeypatch.setattr(intervals, "_CELLS", 100)
     assert bootstrap_interval(values, draws=200) == pytest.approx(whole, rel=1e-12)
 
 
@@ -384,7 +386,7 @@ def test_wilson_agrees_with_scipy(successes, n, level):
 @pytest.mark.parametrize("degrees", [*range(1, 12), 30, 99, 1000, 12345])
 @pytest.mark.parametrize("level", [0.01, 0.5, 0.9, 0.95, 0.99, 0.9999])
 def test_student_quantile_agrees_with_scipy(degrees, level):
-    found = measures._student_quantile(level, degrees)
+    found = intervals._student_quantile(level, degrees)
     assert found == pytest.approx(stats.t.ppf((1 + level) / 2, degrees), rel=1e-9)
 
 
@@ -499,12 +501,12 @@ def test_sign_flips_against_all_of_them():
     differences = np.array([0.5, 1.0, -0.2, 2.0, 0.7, 0.1])
     totals = [np.dot(signs, differences) for signs in itertools.product((-1, 1), repeat=6)]
     expected = np.mean(np.abs(totals) >= differences.sum() - 1e-9)
-    assert measures._flip_signs(differences, 40000, 0) == pytest.approx(expected, abs=0.01)
+    assert intervals._flip_signs(differences, 40000, 0) == pytest.approx(expected, abs=0.01)
 
 
 def test_p_values_are_small_as_often_as_they_should_be():
     random = np.random.default_rng(0)
-    found = [measures._flip_signs(random.standard_normal(30), 199, seed) for seed in range(1000)]
+    found = [intervals._flip_signs(random.standard_normal(30), 199, seed) for seed in range(1000)]
     assert np.mean(np.array(found) <= 0.05) == pytest.approx(0.05, abs=0.02)
 
 
@@ -602,9 +604,10 @@ def test_bad_input_is_refused(call, message):
         call()
 
 
-def test_it_imports_numpy_and_the_standard_library_only():
-    tree = ast.parse(Path(measures.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize(("module", "left"), [(reading, []), (measures, [reading]), (intervals, [reading, measures])])
+def test_they_import_numpy_and_the_standard_library_only(module, left):
+    tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
     named = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     named |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     foreign = {name for name in named if name.split(".")[0] not in {*sys.stdlib_module_names, "numpy"}}
-    assert foreign == {"tensor_dropout.errors"}
+    assert foreign == {"tensor_dropout.errors", *(other.__name__ for other in left)}

@@ -16,7 +16,8 @@ import tensor_dropout as td
 from layers_under_test import FORMATS, every_format, make_input
 from tensor_dropout import reference
 from tensor_dropout.layers import plan
-from tensor_dropout.layers.plan import Network, Plans, contract, multiply_batched
+from tensor_dropout.layers.contraction import contract, multiply_batched
+from tensor_dropout.layers.plan import Network, Plans
 from tensor_dropout.layers.regression import unwarned
 
 NETWORKS = {

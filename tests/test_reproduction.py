@@ -34,7 +34,7 @@ from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
 from tensor_dropout.report.collect import build_section, collect
 from tensor_dropout.report.sections.runs import find_runs, pool, show_number
-from tensor_dropout.robustness.measures import bootstrap_interval, metric_interval, proportion_interval, seed_interval
+from tensor_dropout.robustness.intervals import bootstrap_interval, metric_interval, proportion_interval, seed_interval
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
 from tensor_dropout.training.step import Step

@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.contraction import contract
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.emission import emit
 from tensor_dropout.layers.laws import Bernoulli, precise
 from tensor_dropout.layers.moments import Moments
-from tensor_dropout.layers.plan import contract
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 

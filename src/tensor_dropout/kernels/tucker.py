@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensor_dropout.kernels.products import Matrix, linear, linear_backward, plain
 from tensor_dropout.kernels.spatial import fill_space, project, spread, sum_features
-from tensor_dropout.layers.plan import multiply_along
+from tensor_dropout.layers.contraction import multiply_along
 
 
 def core_matrix(core: Tensor) -> Matrix:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.laws import ExchangeableLaw, Law
-from tensor_dropout.layers.plan import multiply_along
 
 PAIRS_UP_TO = 16
 """Tucker: the joint rank of all input modes but the largest, up to which products of pairs are formed."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.kernels.dispatch import fused_head
+from tensor_dropout.layers.contraction import apply_weight, contract
 from tensor_dropout.layers.dropout import Masks, TensorDropout, as_dropout
 from tensor_dropout.layers.initialize import bias_bound
 from tensor_dropout.layers.moments import (
@@ -25,7 +26,7 @@ from tensor_dropout.layers.moments import (
     mask_moments,
     sampled_moments,
 )
-from tensor_dropout.layers.plan import FEW_OUTPUTS, INDICES, MAX_MODES, apply_weight, contract, plan_contraction
+from tensor_dropout.layers.plan import FEW_OUTPUTS, INDICES, MAX_MODES, plan_contraction
 from tensor_dropout.layers.ranks import Rank, resolve_rank, resolve_shape
 
 

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks, TensorDropout, check_theta
 from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
-from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression

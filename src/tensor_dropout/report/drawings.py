@@ -13,7 +13,7 @@ import numpy as np
 from tensor_dropout.experiments.synthetic.report import curves_of, formula_error, gap
 from tensor_dropout.experiments.synthetic.report import draw_curves as draw_losses
 from tensor_dropout.figures import draw_figure, save_figure
-from tensor_dropout.robustness.measures import seed_interval
+from tensor_dropout.robustness.intervals import seed_interval
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS = "osD^vP*"

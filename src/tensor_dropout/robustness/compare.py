@@ -9,7 +9,8 @@ import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.detection import detect
-from tensor_dropout.robustness.measures import bootstrap_interval, compare, score_images
+from tensor_dropout.robustness.intervals import bootstrap_interval, compare
+from tensor_dropout.robustness.measures import score_images
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.summary import describe_uncertainty
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
 from tensor_dropout.robustness.detection import detect
-from tensor_dropout.robustness.measures import metric_interval, score_images, summarize, widen
+from tensor_dropout.robustness.intervals import metric_interval
+from tensor_dropout.robustness.measures import score_images, summarize, widen
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.emission import count_parameters
-from tensor_dropout.layers.plan import multiply_along
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.checks import check_hooks, check_model, check_tied
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, names_of, undone_on_failure

@@ -6,7 +6,7 @@ import opt_einsum
 import torch
 from torch import Tensor
 
-from tensor_dropout.layers.plan import multiply_along
+from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.regression import TensorRegression
 
 Network = tuple[str, list[str], list[Tensor]]

@@ -15,7 +15,8 @@ from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
 from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, show_score
 from tensor_dropout.report.sections.scores import build_scores
-from tensor_dropout.robustness.measures import bootstrap_interval, fit_extra_variance, summarize, widen
+from tensor_dropout.robustness.intervals import bootstrap_interval
+from tensor_dropout.robustness.measures import fit_extra_variance, summarize, widen
 from tensor_dropout.robustness.outcomes import Outcomes
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tensor_dropout.experiments.cells import Found, find_cell
 from tensor_dropout.experiments.recipes import Recipe, describe_experiment, expand, load_recipes
 from tensor_dropout.report.model import Cell, Section
-from tensor_dropout.robustness.measures import proportion_interval, seed_interval
+from tensor_dropout.robustness.intervals import proportion_interval, seed_interval
 
 SIZES = {"paper": "ours, full size", "quick": "ours, miniature"}
 FOLD = "data.options.fold"
