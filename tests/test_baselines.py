@@ -78,8 +78,21 @@ def make_volumes():
     )
 
 
-def test_the_training_examples_choose_the_cubes(monkeypatch):
-    data = make_volumes()
+def hide_outside(data):
+    """The same under gains of each volume's own, in heads of different sizes: only the inside says how bright it is."""
+    torch.manual_seed(2)
+    for split in (data.train, data.test):
+        for volume in split.inputs:
+            margin = int(torch.randint(0, 3, ()))
+            inside = torch.zeros_like(volume, dtype=torch.bool)
+            inside[:, :, margin : 8 - margin] = True
+            volume.copy_(torch.where(inside, (volume + 10) * (0.5 + torch.rand(())), 0))
+    return data
+
+
+@pytest.mark.parametrize("change", [lambda data: data, hide_outside])
+def test_the_training_examples_choose_the_cubes(change, monkeypatch):
+    data = change(make_volumes())
     each = {}
     for cube in baselines.CUBES:
         monkeypatch.setattr(baselines, "CUBES", (cube,))
@@ -90,6 +103,16 @@ def test_the_training_examples_choose_the_cubes(monkeypatch):
     torch.testing.assert_close(chosen.predictions, each[chosen.cube].predictions)
     error = (chosen.predictions[:, 0] - data.test.targets).abs().mean()
     assert error < 0.5 * (data.test.targets - data.train.targets.mean()).abs().mean()
+
+
+def test_brightness_is_scaled_by_what_is_not_background():
+    volumes = hide_outside(make_volumes()).train.inputs
+    inside = volumes > volumes.amin((1, 2, 3, 4), keepdim=True)
+    assert 0.4 < inside.float().mean() < 0.9
+    for volume, own in zip(baselines.scale_foreground(volumes), inside, strict=True):
+        assert not volume[~own].any()
+        assert volume[own].mean().abs() < 1e-5
+        assert volume[own].std(correction=0) == pytest.approx(1, abs=1e-5)
 
 
 def test_where_it_does_not_apply_there_is_none(monkeypatch):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from tensor_dropout.data import StreamSplit, TensorSplit, load_data
 from tensor_dropout.data.nifti import cache as module
 from tensor_dropout.data.nifti import read_input
+from tensor_dropout.data.nifti.volumes import resample_volume
 from tensor_dropout.errors import TensorDropoutError
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
@@ -190,6 +191,48 @@ def test_cropping_cuts_to_the_brain(flat, crop):
         assert np.array_equal(first, shifted[2:-1, 2:-2, 2:-2])
 
 
+@pytest.mark.parametrize("size", [None, (4, 5, 3)])
+def test_resampled_voxels_lie_around_the_middle_of_the_brain(flat, size):
+    """Wherever the brain is in its field of view, by less than a resampled voxel: the same voxels come out."""
+    brain = 100 * (make_volume(0) > 0).astype(np.uint8)
+    for i in range(4):
+        write_volume(flat / f"sub-{i:02d}_T1w.nii.gz", np.roll(brain, (i % 2, i // 2, i % 3 - 1), axis=(0, 1, 2)))
+    data = load(flat, resample=5.0, crop="brain", size=size, test=0, validation=0)
+    assert data.input_shape == (1, *(size or (3, 4, 2)))  # the brain: 12×16×8 mm
+    moved = [data.train.inputs[data.train.names.index(f"sub-{i:02d}_T1w")] for i in range(4)]
+    assert moved[0].max() > 0
+    for each in moved:
+        assert torch.equal(each, moved[0])
+        assert torch.equal(each, each.flip(1, 2, 3))  # in the middle
+
+
+@pytest.mark.parametrize("size", [None, (4, 5, 3)])
+def test_a_file_is_resampled_around_the_middle_of_its_brain_too(flat, size):
+    options = {"resample": 5.0, "crop": "brain", "size": size}
+    data = load(flat, **options)
+    stored = data.prepare(data.test.inputs)
+    for volume, name in zip(stored, data.test.names, strict=True):
+        own = read_input(flat / f"{name}.nii.gz", data.input_shape, options)
+        torch.testing.assert_close(own, volume, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("edge", [0.7, 1.0, 2.6])
+def test_resampling_keeps_positions_and_amounts(edge):
+    """The centre of mass stays, in mm, and so does the sum over the volume."""
+    volume = np.zeros((20, 24, 16), dtype=np.float32)
+    volume[6:13, 9:14, 5:9] = np.random.default_rng(0).random((7, 5, 4)) + 1
+    voxel = (1.5, 1.0, 2.0)
+    found = resample_volume(volume, voxel, edge)
+
+    def locate(values, edges):
+        weights = [values.sum(tuple(j for j in range(3) if j != i)) for i in range(3)]
+        centres = [(np.arange(len(w)) + 0.5 - len(w) / 2) * e for w, e in zip(weights, edges, strict=True)]
+        return [float((w * c).sum() / w.sum()) for w, c in zip(weights, centres, strict=True)]
+
+    np.testing.assert_allclose(locate(found, (edge,) * 3), locate(volume, voxel), atol=0.05)
+    assert found.sum() * edge**3 == pytest.approx(volume.sum() * np.prod(voxel), rel=0.02)
+
+
 def test_padding_and_cutting_to_a_size(flat):
     data = load(flat, size=[12, 8, 9])
     volume = make_volume(int(data.train.names[0][4:6]))
@@ -235,7 +278,7 @@ def test_prepared_volumes_are_cached_until_a_file_or_a_setting_changes(flat, mon
     first = load(flat)
     read = []
     original = module.read_volume
-    monkeypatch.setattr(module, "read_volume", lambda path, resample: read.append(path) or original(path, resample))
+    monkeypatch.setattr(module, "read_volume", lambda path, *settings: read.append(path) or original(path, *settings))
     assert torch.equal(load(flat).train.inputs, first.train.inputs)
     assert not read
     load(flat, size=(8, 8, 8))

@@ -7,7 +7,7 @@ stands beside them.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from tensor_dropout.data.base import Data, TensorSplit
 from tensor_dropout.data.batches import Batches
 
-CUBES = (2, 4, 8)
+CUBES = (1, 2, 3, 4, 8)
 """Voxels are averaged over cubes of this edge first; the training examples choose which."""
 PENALTIES = tuple(10.0 ** (k / 2) for k in range(-6, 7))
 """Of the ridge, in shares of the mean eigenvalue of the Gram matrix; the training examples choose."""
 MOST_EXAMPLES = 2_000
-MOST_BYTES = 4 * 2**30
+MOST_BYTES = 2**30
 _POOLS = {3: F.avg_pool2d, 4: F.avg_pool3d}
 
 
@@ -32,21 +32,22 @@ class Ridge:
     Attributes:
         predictions: (n, T): for the test examples.
         error: mean absolute leave-one-out error on the training examples.
-        cube: edge of the cubes over which voxels were averaged.
         penalty: in shares of the mean eigenvalue.
+        cube: edge of the cubes over which voxels were averaged.
     """
 
     predictions: Tensor
     error: float
-    cube: int
     penalty: float
+    cube: int = 1
 
 
 def predict_ridge(data: Data) -> Ridge | None:
-    """Ridge regression on the prepared pictures or volumes; None where it does not apply or would be too large.
+    """Ridge regression on the pictures or volumes; None where it does not apply or would be too large.
 
-    Cubes and penalty are those with the smallest leave-one-out error on the training examples, which has a closed
-    form; the test examples choose nothing. On the CPU: a GPU may be full of the network that it is compared with.
+    Each is scaled by what is not background, as is usual for brains without skull (linear models gain from it). Cubes
+    and penalty are those with the smallest leave-one-out error on the training examples, which has a closed form; the
+    test examples choose nothing. On the CPU: a GPU may be full of the network that it is compared with.
 
     Args:
         data: a regression whose inputs are pictures or volumes in memory.
@@ -62,19 +63,18 @@ def predict_ridge(data: Data) -> Ridge | None:
         if cells == 0 or 3 * 8 * cells * (len(data.train) + len(data.test)) > MOST_BYTES:  # features, centred, parts
             continue
         train, test = (_list_features(data, split, cube) for split in (data.train, data.test))
-        found = fit_ridge(train, _columns(data.train.targets).to(train), test, cube)
+        found = replace(fit_ridge(train, _columns(data.train.targets), test), cube=cube)
         best = found if best is None or found.error < best.error else best
     return best
 
 
-def fit_ridge(train: Tensor, targets: Tensor, test: Tensor, cube: int = 1) -> Ridge:
+def fit_ridge(train: Tensor, targets: Tensor, test: Tensor) -> Ridge:
     """Ridge regression with an intercept, its penalty chosen by the exact leave-one-out error.
 
     Args:
         train: (n, p) features.
         targets: (n, T).
         test: (m, p) features.
-        cube: noted in the result.
 
     Example:
         >>> x = torch.arange(6.0, dtype=torch.float64)[:, None]
@@ -96,14 +96,28 @@ def fit_ridge(train: Tensor, targets: Tensor, test: Tensor, cube: int = 1) -> Ri
             best = error, penalty, vectors @ (rotated / (values + penalty * values.mean())[:, None])
     assert best is not None
     error, penalty, weights = best
-    return Ridge(test @ (train.T @ weights) + centre, error, cube, penalty)
+    return Ridge(test @ (train.T @ weights) + centre, error, penalty)
 
 
 def _list_features(data: Data, split: TensorSplit, cube: int) -> Tensor:
     """(n, p) in float64: averages over cubes."""
     pool = _POOLS[len(data.input_shape)]
     batches = Batches(data, split, batch=16, device="cpu")
-    return torch.cat([pool(x.float(), cube).flatten(1).double() for x, _ in batches])
+    return torch.cat([pool(scale_foreground(x.float()), cube).flatten(1).double() for x, _ in batches])
+
+
+def scale_foreground(x: Tensor) -> Tensor:
+    """Each input with mean 0 and variance 1 over all that is not its darkest value; the rest becomes 0.
+
+    Example:
+        >>> scale_foreground(torch.tensor([[[-5.0, -5.0, 1.0, 3.0]]]))
+        tensor([[[ 0.,  0., -1.,  1.]]])
+    """
+    axes = tuple(range(1, x.ndim))
+    inside = x > x.amin(axes, keepdim=True)
+    count = inside.sum(axes, keepdim=True).clamp(min=1)
+    centred = torch.where(inside, x - (x * inside).sum(axes, keepdim=True) / count, 0)
+    return centred / (centred.square().sum(axes, keepdim=True) / count).sqrt().clamp(min=1e-6)
 
 
 def _columns(targets: Tensor) -> Tensor:

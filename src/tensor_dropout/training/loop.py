@@ -354,12 +354,7 @@ class Trainer:
         if ridge is None:
             return None
         found = ridge.predictions.float().cpu()
-        chosen = {
-            "cube": ridge.cube,
-            "foreground": ridge.foreground,
-            "penalty": ridge.penalty,
-            "leave_one_out_mae": ridge.error,
-        }
+        chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
         result["baselines"]["ridge"] = summarize(Outcome(found, y), "regression") | chosen
         return found
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from tensor_dropout.data.nifti.scans import Image
 from tensor_dropout.data.nifti.volumes import (
     Box,
     Header,
+    cover_box,
     cut_volume,
     encode,
     find_box,
@@ -31,7 +33,7 @@ from tensor_dropout.data.nifti.volumes import (
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.writing import one_at_a_time, replacing
 
-_CACHE_VERSION = 1
+_CACHE_VERSION = 2
 _KEPT = 30 * 24 * 3600
 """Seconds that prepared volumes are kept after they were last used."""
 _READERS = min(8, os.cpu_count() or 1)
@@ -89,8 +91,9 @@ def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe:
         store = np.lib.format.open_memmap(
             temporary, mode="w+", dtype=np.dtype(recipe.dtype), shape=(len(images), *size)
         )
-        for row, volume in enumerate(_read_all(images, recipe.resample)):
-            store[row] = encode(fit_size(cut_volume(volume, recipe.crop, common), size), recipe.dtype)
+        for row, volume in enumerate(_read_all(images, recipe.resample, recipe.crop, size)):
+            own = volume if common is None else cut_volume(volume, common)
+            store[row] = encode(fit_size(own, size), recipe.dtype)
         store.flush()
         del store
 
@@ -155,10 +158,17 @@ def survey_volumes(images: list[Image], headers: list[Header], recipe: Recipe) -
         return recipe.size or shapes[0], None
     if recipe.crop == "brain" and recipe.size is not None:
         return recipe.size, None
+    if recipe.crop == "brain":
+        boxes = [find_box(volume) for volume in _read_all(images)]
+        sizes = [
+            cover_box(box, header.voxel, recipe.resample)
+            if recipe.resample
+            else tuple(last - first for first, last in box)
+            for box, header in zip(boxes, headers, strict=True)
+        ]
+        return tuple(map(max, zip(*sizes, strict=True))), None
     boxes = [find_box(volume) for volume in _read_all(images, recipe.resample)]
     spans = list(zip(*boxes, strict=True))  # per axis: (first, last) of every volume
-    if recipe.crop == "brain":
-        return tuple(max(last - first for first, last in axis) for axis in spans), None
     common = tuple((min(first for first, _ in axis), max(last for _, last in axis)) for axis in spans)
     return recipe.size or tuple(last - first for first, last in common), common
 
@@ -187,9 +197,9 @@ def _require_equal(shapes: list[tuple[int, ...]], images: list[Image]) -> None:
             )
 
 
-def _read_all(images: list[Image], resample: float | None) -> Iterator[np.ndarray]:
-    """The volumes in order, some read ahead in threads."""
+def _read_all(images: list[Image], *settings: Any) -> Iterator[np.ndarray]:
+    """The volumes in order, some read ahead in threads; settings are those of ``read_volume``."""
     left = iter(images)
     with ThreadPoolExecutor(_READERS) as pool:
         while batch := list(islice(left, 4 * _READERS)):
-            yield from pool.map(lambda image: read_volume(image.path, resample), batch)
+            yield from pool.map(lambda image: read_volume(image.path, *settings), batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tensor_dropout.data.base import StandardizeImages, import_extra
 from tensor_dropout.errors import TensorDropoutError
@@ -95,8 +95,16 @@ def _open_image(path: Path) -> Any:
     return image
 
 
-def read_volume(path: Path, resample: float | None) -> np.ndarray:
-    """The volume in RAS order, (X, Y, Z) float32, resampled if asked.
+def read_volume(
+    path: Path, resample: float | None = None, crop: str | None = None, size: Sequence[int] | None = None
+) -> np.ndarray:
+    """The volume in RAS order, (X, Y, Z) float32.
+
+    Args:
+        path: a NIfTI file.
+        resample: edge of cubic voxels in mm, if it is to have others than its own.
+        crop: "brain": only the box of what is not 0; resampled voxels then lie around the middle of that box.
+        size: how many resampled voxels, with that crop; None: as many as cover the box.
 
     Raises:
         TensorDropoutError: if it cannot be read, or has values that are no numbers.
@@ -117,29 +125,76 @@ def read_volume(path: Path, resample: float | None) -> np.ndarray:
         )
     if values.min() == values.max():
         raise TensorDropoutError(f"nifti: {path} has the same value in all voxels; repair or remove it")
-    return values if resample is None else resample_volume(values, read_header(path).voxel, resample)
+    box = find_box(values) if crop == "brain" else None
+    if resample is None:
+        return values if box is None else cut_volume(values, box)
+    return resample_volume(values, read_header(path).voxel, resample, box, None if box is None else size)
 
 
 def resample_shape(shape: Sequence[int], voxel: Sequence[float], edge: float) -> tuple[int, ...]:
-    """How many cubic voxels cover the same field of view."""
+    """How many cubic voxels have the same field of view, to the nearest number."""
     return tuple(max(1, round(cells * step / edge)) for cells, step in zip(shape, voxel, strict=True))
 
 
-def resample_volume(values: np.ndarray, voxel: Sequence[float], edge: float) -> np.ndarray:
+def cover_box(box: Box, voxel: Sequence[float], edge: float) -> tuple[int, ...]:
+    """How many cubic voxels cover a box.
+
+    Example:
+        >>> cover_box(((0, 5), (2, 4), (3, 4)), (2.0, 2.0, 2.0), 4.0)
+        (3, 1, 1)
+    """
+    lengths = ((last - first) * step for (first, last), step in zip(box, voxel, strict=True))
+    return tuple(max(1, math.ceil(length / edge - 1e-6)) for length in lengths)
+
+
+def resample_volume(
+    values: np.ndarray, voxel: Sequence[float], edge: float, box: Box | None = None, size: Sequence[int] | None = None
+) -> np.ndarray:
     """The volume on cubic voxels, axis by axis: averages where it shrinks, linear interpolation where it grows.
+
+    Args:
+        values: (X, Y, Z).
+        voxel: its edges in mm.
+        edge: that of the cubes.
+        box: the cubes lie around its middle; None: around that of the volume.
+        size: how many cubes along each axis; None: as many as cover the box, or have the volume's field of view.
 
     Example:
         >>> resample_volume(np.arange(8, dtype=np.float32).reshape(8, 1, 1), (1, 2, 2), 2.0).ravel()
         array([0.5, 2.5, 4.5, 6.5], dtype=float32)
+        >>> brain = np.array([0, 0, 0, 4, 8, 4, 0, 0], dtype=np.float32).reshape(8, 1, 1)  # its middle is its own
+        >>> resample_volume(brain, (1, 2, 2), 2.0, find_box(brain), (3, 1, 1)).ravel()
+        array([1., 6., 1.], dtype=float32)
     """
-    volume = torch.from_numpy(np.ascontiguousarray(values))[None, None]
-    for axis, cells in enumerate(resample_shape(values.shape, voxel, edge)):
-        size = list(volume.shape[2:])
-        if cells != size[axis]:
-            mode = "area" if cells < size[axis] else "trilinear"
-            size[axis] = cells
-            volume = F.interpolate(volume, size=size, mode=mode)
-    return volume[0, 0].numpy()
+    around = tuple((0, cells) for cells in values.shape) if box is None else box
+    if size is None:
+        size = resample_shape(values.shape, voxel, edge) if box is None else cover_box(around, voxel, edge)
+    background = values.min()  # what is outside of the volume
+    volume = torch.from_numpy(values - background)
+    for axis, cells in enumerate(size):
+        share = _share_voxels(cells, values.shape[axis], edge / voxel[axis], sum(around[axis]) / 2)
+        volume = torch.movedim(torch.tensordot(share, volume, dims=([1], [axis])), 0, axis)
+    return np.ascontiguousarray(volume.numpy()) + background
+
+
+def _share_voxels(cells: int, voxels: int, width: float, middle: float) -> Tensor:
+    """(cells, voxels): the share of each voxel in each cell; what is left of a cell is outside of the volume.
+
+    Args:
+        cells: how many, in a row around the middle.
+        voxels: of the volume.
+        width: of a cell, in voxels.
+        middle: of the row, in voxels from the volume's edge.
+    """
+    starts = middle + (torch.arange(cells, dtype=torch.float64)[:, None] - cells / 2) * width
+    firsts = torch.arange(voxels, dtype=torch.float64)
+    if width >= 1:
+        shares = (torch.minimum(starts + width, firsts + 1) - torch.maximum(starts, firsts)).clamp(min=0) / width
+    else:
+        centres = starts + width / 2
+        inside = (centres > 0) & (centres < voxels)
+        shares = (1 - ((centres - 0.5).clamp(0, voxels - 1) - firsts).abs()).clamp(min=0) * inside
+    return shares.float()
 
 
 def find_box(values: np.ndarray) -> Box:
@@ -178,10 +233,9 @@ def fit_size(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
     return np.pad(values, margins, constant_values=background)
 
 
-def cut_volume(values: np.ndarray, crop: str | None, common: Box | None) -> np.ndarray:
-    """The volume cut to its own box ("brain") or to that of all ("common"), or as it is (None)."""
-    box = common if crop == "common" else find_box(values) if crop == "brain" else None
-    return values if box is None else values[tuple(slice(*span) for span in box)]
+def cut_volume(values: np.ndarray, box: Box) -> np.ndarray:
+    """What is in the box."""
+    return values[tuple(slice(*span) for span in box)]
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -214,7 +268,7 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
             'nifti: the network was trained with crop="common", a box of its whole folder that one scan does not know; '
             'train with crop="brain" or size to predict from files'
         )
-    values = cut_volume(read_volume(path, options.get("resample")), crop, None)
+    values = read_volume(path, options.get("resample"), crop, input_shape[1:])
     if crop is None and options.get("size") is None and values.shape != input_shape[1:]:
         resampled, advice = "", "resample it"
         if options.get("resample") is not None:
