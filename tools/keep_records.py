@@ -3,7 +3,8 @@
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
 records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
 regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know;
-where it was known, both must agree. Folders of that machine become words.
+where it was known, both must agree, or the machine's clone is named: files were sent there that it had not committed. Folders
+of that machine become words.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tensor_dropout.writing import replacing
 RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")
 
 
-def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> None:
+def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: dict[str, str]) -> None:
     """Copy the records of one run."""
     for name in RECORDS:
         if (source / name).is_file():
@@ -32,10 +33,7 @@ def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> 
                 text = text.replace(folder, word)
             record: dict[str, Any] = json.loads(text)
             if "environment" in record:
-                found = record["environment"].get("commit", commit)
-                if found != commit:
-                    raise SystemExit(f"{source / name} was made by {found}, not by {commit}; give its commit")
-                record["environment"] = {"dirty": False} | record["environment"] | {"commit": commit}
+                record["environment"] = settle_commit(record["environment"], commit, clone, source / name)
             record.pop("classes", None)  # a hundred names, in every record
             write_json(target / name, record)
     lines = [line for line in RunFolder(source).metrics() if line["epoch"] % 10 == 0]
@@ -48,6 +46,17 @@ def keep_run(source: Path, target: Path, commit: str, words: dict[str, str]) -> 
         )  # a line per scan: few, and all is made of them
     for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
         keep_decisions(path, target / path.relative_to(source))
+
+
+def settle_commit(environment: dict[str, Any], commit: str, clone: str | None, path: Path) -> dict[str, Any]:
+    """The environment with the commit of the code that ran; what the machine's own clone said is kept beside it."""
+    found = environment.get("commit", commit)
+    if clone is not None and found == clone:
+        said = {"clone": clone, "clone_dirty": environment["dirty"]}
+        return environment | {"commit": commit, "dirty": False} | said
+    if found != commit:
+        raise SystemExit(f"{path} was made by {found}, not by {commit}; give its commit")
+    return {"dirty": False} | environment | {"commit": commit}
 
 
 def keep_decisions(source: Path, target: Path) -> None:
@@ -69,12 +78,13 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--commit", required=True)
+    parser.add_argument("--clone", metavar="REV", help="of the machine's own clone, if its files were those of COMMIT")
     parser.add_argument("--word", action="append", default=[], metavar="FOLDER=WORD", help="may be repeated")
     said = parser.parse_args()
     words = dict(word.split("=", 1) for word in said.word)
     ends = ("result.json", "failed.json", "evaluation.json")
     for run in sorted({path.parent for end in ends for path in said.source.glob(f"*/*/{end}")}):
-        keep_run(run, said.target / run.relative_to(said.source), said.commit, words)
+        keep_run(run, said.target / run.relative_to(said.source), said.commit, said.clone, words)
         print(run.relative_to(said.source))
 
 
