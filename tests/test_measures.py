@@ -19,6 +19,7 @@ from tensor_dropout.robustness import intervals, measures, reading
 from tensor_dropout.robustness.intervals import (
     bootstrap_interval,
     compare,
+    difference_interval,
     mcnemar,
     metric_interval,
     proportion_interval,
@@ -395,6 +396,23 @@ def test_seed_interval_agrees_with_scipy(n):
     values = np.random.default_rng(n).standard_normal(n)
     expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert seed_interval(values) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+@pytest.mark.parametrize(("n", "m"), [(3, 3), (2, 5), (4, 2)])
+def test_difference_interval_agrees_with_scipy(n, m):
+    random = np.random.default_rng(n)
+    a, b = random.standard_normal(n) + 1, random.standard_normal(m)
+    expected = stats.ttest_ind(a, b).confidence_interval(0.95)
+    assert difference_interval(a, b) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def test_a_single_run_is_compared_by_the_spread_of_the_others():
+    a, b = [71.3], [71.6, 72.0, 71.9]
+    half = stats.t.ppf(0.975, 2) * np.std(b, ddof=1) * np.sqrt(1 + 1 / 3)
+    middle = a[0] - np.mean(b)
+    assert difference_interval(a, b) == pytest.approx((middle - half, middle + half), abs=1e-6)
+    with pytest.raises(TensorDropoutError, match="needs three of them in all; there are two"):
+        difference_interval([1.0], [2.0])
 
 
 def test_equal_seeds_have_no_spread():

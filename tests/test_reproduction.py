@@ -34,7 +34,13 @@ from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
 from tensor_dropout.report.collect import build_section, collect
 from tensor_dropout.report.sections.runs import find_runs, pool, show_number
-from tensor_dropout.robustness.intervals import bootstrap_interval, metric_interval, proportion_interval, seed_interval
+from tensor_dropout.robustness.intervals import (
+    bootstrap_interval,
+    difference_interval,
+    metric_interval,
+    proportion_interval,
+    seed_interval,
+)
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
 from tensor_dropout.training.step import Step
@@ -960,11 +966,15 @@ def test_networks_that_were_attacked_have_both_protocols_noise_and_calibration_i
     assert noise.columns == ["head", "clean", "SNR 16"]
     assert shown["FC"] == ["76.0", "26.0"]
     assert shown["CP"] == ["not run", "not run"]
-    assert [cell.text for cell in sizes.rows[0][1:]] == ["11,220,132", "", "1.25 ± 0.00 (3)", "8.50 ± 0.00 (3)", "10.0"]
+    shared = ["1.25 ± 0.00 (3)", "8.50 ± 0.00 (3)", "10.0"]
+    assert [cell.text for cell in sizes.rows[0][1:]] == ["", "11,220,132", "", *shared]
+    low, high = difference_interval([76.0, 77.0, 78.0], [76.0, 77.0, 78.0])
+    assert sizes.rows[5][1].text == f"+0.00 [−{-low:.2f}, +{high:.2f}]"
+    assert {cell.state for cell in sizes.rows[2][1:]} == {"not run"}
     assert len(section.verdicts) == 6
     assert section.verdicts[0] == ("FC, seed 0 (ours, full size)", "No sign")
     heads, curves = section.figures
-    assert "Randomized CP 77.0 % (paper 76.19), 31.0 % under the paper's attacks, 8/255, 4.0 %" in heads.alt
+    assert "Randomized CP 77.0 % (paper 76.19), 31.0 % under FGSM, 8/255, 4.0 % under adaptive, 2/255" in heads.alt
     assert "FC from 6 % to 6 %" in curves.alt
 
 

@@ -3,8 +3,8 @@
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
 records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
 regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know;
-where it was known, both must agree, or the machine's clone is named: files were sent there that it had not committed. Folders
-of that machine become words.
+where it was known, both must agree, or the machine's clone is named: files were sent there that it had not committed.
+Folders of that machine become words.
 """
 
 from __future__ import annotations

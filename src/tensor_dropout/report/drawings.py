@@ -71,7 +71,7 @@ def draw_heads(heads: Sequence[Head], stem: Path, title: str) -> list[Path]:
         right.set(xlabel="accuracy left, %")
         right.margins(x=0.12)
         for axis in (left, right):
-            axis.legend(fontsize=7, loc="best")
+            axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
         figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)
 

@@ -163,6 +163,32 @@ def seed_interval(values: ArrayLike, level: float = 0.95) -> Interval:
     return Interval(mean - half, mean + half)
 
 
+def difference_interval(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Interval:
+    """Student's t interval of ``mean(a) − mean(b)`` over runs that are not paired, with one variance for both.
+
+    Args:
+        a: (n,), one number per run.
+        b: (m,), likewise; one of the two may be a single run, whose spread is then taken to be the other's.
+        level: the probability of the interval.
+
+    Raises:
+        TensorDropoutError: if both are single runs.
+
+    Example:
+        >>> [round(end, 3) for end in difference_interval([92.0, 93.0, 94.0], [90.0, 92.0, 91.0])]
+        [-0.267, 4.267]
+    """
+    require_level("difference_interval", level)
+    groups = [read_row("difference_interval", values=values)[0] for values in (a, b)]
+    n, m = map(len, groups)
+    if n + m < 3:
+        raise TensorDropoutError("difference_interval: an interval over runs needs three of them in all; there are two")
+    spread = sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / (n + m - 2)
+    middle = float(groups[0].mean() - groups[1].mean())
+    half = _student_quantile(level, n + m - 2) * math.sqrt(spread * (1 / n + 1 / m))
+    return Interval(middle - half, middle + half)
+
+
 def _student_quantile(level: float, degrees: int) -> float:
     """The t with ``P(|T| ≤ t) = level``, for a whole number of degrees of freedom.
 
