@@ -57,15 +57,11 @@ def predict_ridge(data: Data) -> Ridge | None:
         return None
     if not isinstance(data.train, TensorSplit) or not isinstance(data.test, TensorSplit):
         return None
-    best: Ridge | None = None
-    for cube in CUBES:
-        cells = math.prod(size // cube for size in data.input_shape[1:]) * data.input_shape[0]
-        if cells == 0 or 3 * 8 * cells * (len(data.train) + len(data.test)) > MOST_BYTES:  # features, centred, parts
-            continue
-        train, test = (_list_features(data, split, cube) for split in (data.train, data.test))
-        found = replace(fit_ridge(train, _columns(data.train.targets), test), cube=cube)
-        best = found if best is None or found.error < best.error else best
-    return best
+    cubes = [cube for cube in CUBES if _fits(data, len(data.train) + len(data.test), cube)]
+    train, test = (_list_features(data, split, cubes) for split in (data.train, data.test))
+    targets = _columns(data.train.targets)
+    found = [replace(fit_ridge(train[cube], targets, test[cube]), cube=cube) for cube in cubes]
+    return min(found, key=lambda ridge: ridge.error, default=None)
 
 
 def fit_ridge(train: Tensor, targets: Tensor, test: Tensor) -> Ridge:
@@ -99,11 +95,21 @@ def fit_ridge(train: Tensor, targets: Tensor, test: Tensor) -> Ridge:
     return Ridge(test @ (train.T @ weights) + centre, error, penalty)
 
 
-def _list_features(data: Data, split: TensorSplit, cube: int) -> Tensor:
-    """(n, p) in float64: averages over cubes."""
+def _fits(data: Data, examples: int, cube: int) -> bool:
+    """Whether there are such cubes, and few enough for memory: features, centred ones, and their parts."""
+    cells = math.prod(size // cube for size in data.input_shape[1:]) * data.input_shape[0]
+    return 0 < 3 * 8 * cells * examples <= MOST_BYTES
+
+
+def _list_features(data: Data, split: TensorSplit, cubes: list[int]) -> dict[int, Tensor]:
+    """Averages over cubes of each edge, (n, p) in float64; every example is read and scaled once."""
     pool = _POOLS[len(data.input_shape)]
-    batches = Batches(data, split, batch=16, device="cpu")
-    return torch.cat([pool(scale_foreground(x.float()), cube).flatten(1).double() for x, _ in batches])
+    rows: dict[int, list[Tensor]] = {cube: [] for cube in cubes}
+    for x, _ in Batches(data, split, batch=16, device="cpu"):
+        scaled = scale_foreground(x.float())
+        for cube in cubes:
+            rows[cube].append(pool(scaled, cube).flatten(1).double())
+    return {cube: torch.cat(parts) for cube, parts in rows.items()}
 
 
 def scale_foreground(x: Tensor) -> Tensor:
