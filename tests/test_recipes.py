@@ -86,7 +86,7 @@ FIGURES = {
         "Randomized Tucker, exact, one pass",
     ],
     "mri-tuning": [*MRI, "FC + dropout", "FC, flattened"],
-    "mri-small": ["FC", "FC, flattened", "Tucker", "Randomized Tucker", "Randomized CP"],
+    "mri-small": ["FC", "FC + dropout", "FC, flattened", "Tucker", "CP", "Randomized Tucker", "Randomized CP"],
     "cifar100-surface": [
         "Bernoulli R-TRL",
         "R-TRL with replacement",
