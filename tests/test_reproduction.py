@@ -902,7 +902,8 @@ def test_several_seeds_have_students_interval(everything, tmp_path):
         values = [find_cell(cell, everything.base).result["test"]["accuracy"] for cell in cells]
         low, high = seed_interval(values)
         shown = cell_at(section, recipe.row, MINI)
-        assert shown.text == f"{sum(values) / 2:.2f} ± {(high - low) / 2:.2f} (2)"
+        assert shown.text == f"{sum(values) / 2:.2f} ({values[0]:.2f}, {values[1]:.2f})"
+        assert f"95 % interval {low:.2f} to {high:.2f}" in shown.detail
         assert f"95 % interval {low:.2f} to {high:.2f}" in shown.detail
         assert f"2 seeds: {values[0]:.2f}, {values[1]:.2f}" in shown.detail
 
@@ -913,7 +914,7 @@ def test_only_seeds_that_are_there_are_counted(tmp_path):
         forge(cell, tmp_path, make_result(accuracy), make_evaluation(), examples=10_000)
     forge(cells[2], tmp_path, make_result(90.0), examples=10_000)  # trained, but not yet attacked
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
-    assert cell_at(section, "FC", FULL).text == "76.00 ± 12.71 (2)"
+    assert cell_at(section, "FC", FULL).text == "76.00 (75.00, 77.00)"
     forge(cells[2], tmp_path, make_result(76.0), make_evaluation(), examples=10_000)
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
     assert cell_at(section, "FC", FULL).text == "76.00 ± 2.48 (3)"
@@ -1281,7 +1282,7 @@ def test_a_row_of_another_rows_networks_has_its_clean_accuracy_and_no_size(tmp_p
     assert cell_at(section, "Randomized CP", FULL).text.startswith("76.00")
     assert cell_at(section, "Randomized CP, masks at test time", FULL).text == "66.00 (1)"
     sizes = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
-    assert sizes["Randomized CP, masks at test time"] == ["", "", "0.50 (1)", "4.00 (1)", ""]
+    assert sizes["Randomized CP, masks at test time"] == ["", "", "", "0.50 (1)", "4.00 (1)", ""]
 
 
 def test_an_ensemble_by_itself_is_not_stale(tmp_path):

@@ -25,9 +25,9 @@ from tensor_dropout.robustness.intervals import difference_interval
 
 UNITS = {"accuracy": "accuracy, %", "top5": "top-5, %", "mae": "MAE, years"}
 _NOTE = (
-    "Several seeds: mean ± half of the 95 % interval (Student's t), and the number of seeds in brackets. One seed: "
-    "the 95 % interval over test images (Wilson), for accuracies. Miniatures are of other data: compare their rows "
-    "with each other, never with the paper's."
+    "Several seeds: mean ± half of the 95 % interval (Student's t), and the number of seeds in brackets; of two, both. "
+    "One seed: the 95 % interval over test images (Wilson), for accuracies. Miniatures are of other data: compare "
+    "their rows with each other, never with the paper's."
 )
 
 
@@ -105,7 +105,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
         results = runs.results()
         calibration = [show_number([score[name] for score in runs.scores()], name, None) for name in ("nll", "ece")]
         if not results:  # another row's networks, asked in another way
-            rows.append([Cell(runs.recipe.row), Cell(""), Cell(""), Cell(""), *calibration, Cell("")])
+            rows.append([Cell(runs.recipe.row), _compare(runs, baseline), Cell(""), Cell(""), *calibration, Cell("")])
             continue
         ratio = results[0]["compression_ratio"]
         rows.append(
