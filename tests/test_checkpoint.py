@@ -476,21 +476,49 @@ def test_how_often_it_is_saved_does_not_change_a_run(tmp_path, whole):
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_a_checkpoint_is_due_by_the_clock(tmp_path):
-    """checkpoint_seconds: with a tiny one, every step is saved."""
-    saved = []
+@pytest.fixture
+def saved(monkeypatch):
+    """The steps that are saved."""
+    steps = []
     write = checkpoint.write_checkpoint
 
     def noted(folder, step, state):
-        saved.append(step)
+        steps.append(step)
         return write(folder, step, state)
 
-    loop.write_checkpoint = noted
-    try:
-        run(tmp_path, run__epochs=1, run__checkpoint_seconds=1e-6)
-    finally:
-        loop.write_checkpoint = write
+    monkeypatch.setattr(loop, "write_checkpoint", noted)
+    return steps
+
+
+def test_a_checkpoint_is_due_by_the_clock(tmp_path, saved):
+    """checkpoint_seconds: with a tiny one, every step is saved."""
+    run(tmp_path, run__epochs=1, run__checkpoint_seconds=1e-6)
     assert saved == list(range(1, STEPS_PER_EPOCH + 1))
+
+
+def test_short_epochs_need_not_all_be_saved_and_the_last_always_is(tmp_path, saved, whole):
+    rare = RUN | {"run__checkpoint_every": None, "run__checkpoint_epochs": 2}
+    run(tmp_path, **rare)
+    assert saved == [2 * STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH]
+    assert_equal_runs(tmp_path, whole)
+
+
+def test_a_run_that_is_asked_to_stop_saves_an_epoch_that_would_not_be(tmp_path, saved, whole, monkeypatch):
+    finish = loop.Trainer.finish_epoch
+
+    def stop_after(trainer, epoch):
+        finish(trainer, epoch)
+        if epoch == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    rare = RUN | {"run__checkpoint_every": None, "run__checkpoint_epochs": 100}
+    monkeypatch.setattr(loop.Trainer, "finish_epoch", stop_after)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, **rare)
+    assert saved == [STEPS_PER_EPOCH]
+    monkeypatch.setattr(loop.Trainer, "finish_epoch", finish)
+    run(tmp_path, **rare)
+    assert_equal_runs(tmp_path, whole)
 
 
 def test_a_finished_run_is_not_repeated(whole, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ class Cell:
         return own | sources | others
 
 
-_FREE = ("run.threads", "run.evaluate_every")
+_FREE = ("run.threads", "run.evaluate_every", "run.checkpoint_epochs")
 """Keys that do not say what is computed."""
 
 

@@ -98,8 +98,9 @@ class RunConfig(Section):
     workers: int = Field(2, ge=0)
     threads: int | None = Field(None, ge=1)
     evaluate_every: int = Field(1, ge=1)
-    checkpoint_every: int | None = Field(None, ge=1)
+    checkpoint_every: int | None = Field(None, ge=1)  # steps
     checkpoint_seconds: float = Field(60.0, ge=0)  # 0: not by the clock
+    checkpoint_epochs: int = Field(1, ge=1)  # more, where an epoch is hardly longer than saving
     sharding: Literal["ddp", "fsdp"] = "ddp"
     tensorboard: bool = False
 

@@ -138,7 +138,11 @@ class Trainer:
                 epoch, first = divmod(self.done, per_epoch)
                 self.run_epoch(epoch, first, interruption)
                 self.finish_epoch(epoch)
-                if self.done < self.steps and self.any_asked(interruption):
+                final = self.done == self.steps
+                stop = not final and self.any_asked(interruption)
+                if stop or final or (epoch + 1) % self.config.run.checkpoint_epochs == 0:
+                    self.save()
+                if stop:
                     raise KeyboardInterrupt
         return self.finish()
 
@@ -155,7 +159,7 @@ class Trainer:
                 self.check_finite()
             self.reporter.advance(self.show_sums if self.process.world == 1 else None)
             last = self.done % per_epoch == 0
-            if last:  # finish_epoch saves
+            if last:  # the end of an epoch is saved after its metrics
                 break
             often = self.process.world == 1 or self.done % 10 == 0  # asking all processes takes a while
             stop = often and self.any_asked(interruption)
@@ -205,7 +209,7 @@ class Trainer:
         return loss / steps, counted / (steps * self.config.run.batch / self.process.world)
 
     def finish_epoch(self, epoch: int) -> None:
-        """Metrics of the epoch, evaluation if it is due, and a checkpoint."""
+        """Metrics of the epoch, and evaluation if it is due."""
         self.check_finite()
         per_epoch = self.sampler.steps_per_epoch
         sums = self.process.gather(self.step.sums.tolist())
@@ -230,7 +234,6 @@ class Trainer:
             self.folder.note(line)
             self.board.note(line)
         self.reporter.finish_epoch(line)
-        self.save()
 
     def evaluate(self, part: str, uncertainty: bool = False, network: nn.Module | None = None) -> Outcome:
         """Outputs on a part of the data, of the averaged weights if there is an average."""

@@ -17,7 +17,15 @@ from tensor_dropout.training.config import Config, write_toml
 from tensor_dropout.training.evaluation import MAIN_METRIC, Outcome
 from tensor_dropout.writing import replacing
 
-_FREE = {"run.device", "run.speed", "run.workers", "run.threads", "run.checkpoint_every", "run.checkpoint_seconds"}
+_FREE = {
+    "run.device",
+    "run.speed",
+    "run.workers",
+    "run.threads",
+    "run.checkpoint_every",
+    "run.checkpoint_seconds",
+    "run.checkpoint_epochs",
+}
 _FREE |= {"data.root", "run.tensorboard", "run.evaluate_every", "run.sharding"}
 """Keys that may change when a run goes on: they do not say what is computed."""
 
