@@ -161,13 +161,18 @@ def draw_ages(panels: Ages, stem: Path, title: str) -> list[Path]:
     """Predicted over true age, a panel for each head; standard deviations as bars."""
     ages = np.concatenate([age for age, _, _ in panels.values()])
     ends = [float(ages.min()) - 3, float(ages.max()) + 3]
-    with draw_figure(2.3 * len(panels) + 0.6, 2.9) as figure:
-        axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        for axis, (head, (age, predicted, std)) in zip(axes, panels.items(), strict=True):
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    with draw_figure(2.3 * columns + 0.6, 2.3 * rows + 0.6) as figure:
+        axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+        for axis, (head, (age, predicted, std)) in zip(axes.flat, panels.items(), strict=False):
             axis.plot(ends, ends, color=COLORS[6], linewidth=0.9)
             axis.errorbar(age, predicted, std, fmt="o", markersize=2.5, linewidth=0.6, color=COLORS[0])
-            axis.set(xlabel="age, years", title=head)
-        axes[0].set_ylabel("predicted age")
+            axis.set(title=head)
+        for axis in axes.flat[len(panels) :]:
+            axis.set_axis_off()
+        figure.supxlabel("age, years", fontsize=9)
+        figure.supylabel("predicted age, years", fontsize=9)
         figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)
 
