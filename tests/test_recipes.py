@@ -96,6 +96,7 @@ FIGURES = {
     "cifar100-attacks": ["Tucker R-TRL", "CP R-TRL", "Tucker TRL with dropout on the weight"],
     "cifar100-tuning": ["Randomized CP", "FC + dropout"],
     "beyond-search": ["FC", "FC + dropout", "Randomized CP", "Randomized Tucker"],
+    "beyond-best": ["FC", "FC + dropout", "Randomized CP", "Randomized Tucker"],
     "beyond-small": SIX,
     "beyond-labels": SIX,
     "beyond-unknown": [

@@ -17,48 +17,83 @@ sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from choose_variants import FOLD, choose, write_points
 
 
+def forge_trials(base, search, score):
+    """Records of all trials; ``score(cell, place)`` gives those of held-out and of test examples."""
+    for recipe in load_recipes(search, "paper"):
+        for place, cell in enumerate(expand(recipe, "paper")):
+            folder = base / cell.experiment / cell.slug
+            write_json(folder / "cell.json", {"format": FORMAT, "version": "0", "identity": cell.identity()})
+            held_out, test = score(cell, place)
+            write_json(folder / "result.json", {"validation": held_out, "test": test})
+            write_json(folder / "run.json", {"environment": {}, "data": {"examples": {}}})
+
+
 @pytest.fixture
 def tuned(tmp_path):
     """Trials of every head; fold k prefers the k-th variant, the test people always the first."""
-    for recipe in load_recipes("mri-tuning", "paper"):
-        cells = expand(recipe, "paper")
-        variants = list(dict.fromkeys(cell.point["variant"] for cell in cells))
-        for cell in cells:
-            place = variants.index(cell.point["variant"])
-            folder = tmp_path / cell.experiment / cell.slug
-            write_json(folder / "cell.json", {"format": FORMAT, "version": "0", "identity": cell.identity()})
-            error = 9.0 + (place - cell.point[FOLD] % len(variants)) ** 2
-            write_json(folder / "result.json", {"validation": {"mae": error}, "test": {"mae": float(place)}})
-            write_json(folder / "run.json", {"environment": {}, "data": {"examples": {}}})
+    variants = ["paper", "strong", "cycle", "fast-cycle"]
+
+    def score(cell, place):
+        own = variants.index(cell.point["variant"])
+        return {"mae": 9.0 + (own - cell.point[FOLD] % 4) ** 2}, {"mae": float(own)}
+
+    forge_trials(tmp_path, "mri-tuning", score)
     return tmp_path
 
 
 def test_each_fold_chooses_its_own_variant_by_people_that_were_held_out(tuned):
-    variants = ["paper", "strong", "cycle", "fast-cycle", "paper"]  # of folds 0 to 4
-    chosen = choose(tuned)
+    chosen = choose("mri-tuning", tuned)
     assert list(chosen) == [recipe.name for recipe in load_recipes("mri", "paper")]
-    assert set(map(str, chosen.values())) == {str(dict(enumerate(variants)))}
+    for points in chosen.values():
+        assert [point[FOLD] for point in points] == [0, 1, 2, 3, 4]
+        assert [point["variant"] for point in points] == ["paper", "strong", "cycle", "fast-cycle", "paper"]
 
 
 def test_budgets_that_differ_choose_nothing(tuned):
     shutil.rmtree(next((tuned / "mri-tuning").glob("rtrl-cp-fold3-*")))
     with pytest.raises(SystemExit, match=r"rtrl-cp-fold3-.* is missing; run: tensor-dropout reproduce mri-tuning"):
-        choose(tuned)
+        choose("mri-tuning", tuned)
 
 
-@pytest.mark.parametrize("head", ["fc", "rtrl-cp", "fc-flatten"])
-def test_what_was_chosen_is_what_the_recipe_runs(tmp_path, head):
+def test_the_most_accurate_trial_of_a_search_is_chosen_and_a_failed_one_has_lost(tmp_path):
+    forge_trials(
+        tmp_path, "beyond-search", lambda cell, place: ({"accuracy": 60.0 + place}, {"accuracy": 90.0 - place})
+    )
+    last = {recipe.name: expand(recipe, "paper") for recipe in load_recipes("beyond-search", "paper")}
+    assert choose("beyond-search", tmp_path) == {name: [cells[-1].point] for name, cells in last.items()}
+    folder = tmp_path / "beyond-search" / last["fc"][-1].slug
+    for name in ("result.json", "run.json"):
+        (folder / name).unlink()
+    write_json(folder / "failed.json", {"error": "not finite"})
+    assert choose("beyond-search", tmp_path)["fc"] == [last["fc"][-2].point]
+
+
+FOLDS = [
+    {FOLD: fold, "variant": variant} for fold, variant in enumerate(["paper", "cycle", "cycle", "strong", "paper"])
+]
+CHOSEN = [("mri", "fc", FOLDS), ("mri", "rtrl-cp", FOLDS), ("mri", "fc-flatten", FOLDS)]
+CHOSEN += [("beyond-best", "fc-dropout", [{"net.drop_rate": 0.3, "variant": "plain"}])]
+CHOSEN += [("beyond-best", "rtrl-tucker", [{"variant": "all-modes"}])]
+
+
+@pytest.mark.parametrize(("experiment", "head", "points"), CHOSEN, ids=[f"{each[0]}/{each[1]}" for each in CHOSEN])
+def test_what_was_chosen_is_what_the_recipe_runs(tmp_path, experiment, head, points):
     root = tmp_path / "recipes"
     shutil.copytree(RECIPES, root)
-    path = root / "mri" / f"{head}.toml"
-    before = expand(next(each for each in load_recipes("mri", "paper") if each.name == head), "paper")
-    once = write_points(path.read_text("utf-8"), dict.fromkeys(range(5), "strong"))
-    path.write_text(write_points(once, {0: "paper", 1: "cycle", 2: "cycle", 3: "strong", 4: "paper"}), "utf-8")
-    after = expand(next(each for each in load_recipes("mri", "paper", root) if each.name == head), "paper", root=root)
-    assert [cell.point["variant"] for cell in after if cell.seed == 0] == ["paper", "cycle", "cycle", "strong", "paper"]
+    path = root / experiment / f"{head}.toml"
+    once = write_points(path.read_text("utf-8"), [dict.fromkeys(point, "wrong") for point in points])
+    path.write_text(write_points(once, points), "utf-8")
+    before, after = (
+        expand(next(each for each in load_recipes(experiment, "paper", base) if each.name == head), "paper", root=base)
+        for base in (RECIPES, root)
+    )
     assert len(after) == len(before)
-    for old, new in zip(before, after, strict=True):
-        assert (old.seed, old.point[FOLD]) == (new.seed, new.point[FOLD])
-        changed = {key for key in new.config if new.config[key] != old.config.get(key)}
-        assert bool(changed) == (new.point["variant"] != "paper")
-        assert not any(key.startswith(("net.", "data.name")) for key in changed)
+    assert [cell.point for cell in after if cell.seed == 0] == points
+    found = next(cell for cell in after if cell.seed == 1 and cell.point == points[-1]).config
+    if experiment == "mri":
+        assert found["optimizer.lr"] == 1e-4  # of the paper
+    elif head == "fc-dropout":
+        assert found["net.drop_rate"] == 0.3
+        assert "run.label_smoothing" not in found
+    else:
+        assert (found["net.modes"], found["net.theta"], found["run.label_smoothing"]) == ("all", 0.9, 0.1)

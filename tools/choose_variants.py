@@ -1,8 +1,9 @@
-"""Write into the recipes of ``mri`` what ``mri-tuning`` chose: ``python tools/choose_variants.py [RESULTS]``.
+"""Write into recipes what a search chose: ``python tools/choose_variants.py SEARCH TARGET [RESULTS]``.
 
-For every head and fold, the variant with the smallest error on the people that were held out from that fold's training
-part. Each fold chooses by itself: people who test one fold are among those held out in others. Test people choose
-nothing.
+``mri-tuning mri``: for every head and fold, the variant with the smallest error on the people that were held out from
+that fold's training part. Each fold chooses by itself: people who test one fold are among those held out in others.
+``beyond-search beyond-best``: for every head, the trial with the highest accuracy on held-out images. The test examples
+choose nothing, and nothing is chosen before all trials of all heads are there.
 """
 
 from __future__ import annotations
@@ -11,65 +12,72 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from tensor_dropout.experiments.cells import find_cell
-from tensor_dropout.experiments.recipes import ROOT, VARIANT, expand, load_recipes
+from tensor_dropout.experiments.recipes import ROOT, describe_experiment, expand, load_recipes
 
-TUNING, TARGET = "mri-tuning", "mri"
 FOLD = "data.options.fold"
 
 
-def choose(results: Path, preset: str = "paper") -> dict[str, dict[int, str]]:
-    """The best variant of every fold, for every head.
+def choose(search: str, results: Path, preset: str = "paper") -> dict[str, list[dict[str, Any]]]:
+    """The best point of every fold, or of all if there are none, for every head.
 
     Raises:
-        SystemExit: if a trial has not been run, or failed: the budgets would differ.
+        SystemExit: if a trial has not been run: the budgets would differ. One that failed was a trial, and lost.
     """
-    chosen: dict[str, dict[int, str]] = {}
-    for recipe in load_recipes(TUNING, preset):
-        errors: dict[int, dict[str, float]] = {}
+    metric = describe_experiment(search)["metrics"][0]
+    sign = 1 if metric == "accuracy" else -1
+    chosen: dict[str, list[dict[str, Any]]] = {}
+    for recipe in load_recipes(search, preset):
+        best: dict[Any, tuple[float, dict[str, Any]]] = {}
         for cell in expand(recipe, preset):
             found = find_cell(cell, results)
+            if found.state == "failed":
+                continue
             if found.state != "done":
-                raise SystemExit(f"{found.folder} is {found.state}; run: tensor-dropout reproduce {TUNING}")
-            score = json.loads((found.folder / "result.json").read_text(encoding="utf-8"))["validation"]["mae"]
-            errors.setdefault(cell.point[FOLD], {})[cell.point[VARIANT]] = score
-        chosen[recipe.name] = {fold: min(own, key=own.__getitem__) for fold, own in sorted(errors.items())}
+                raise SystemExit(f"{found.folder} is {found.state}; run: tensor-dropout reproduce {search}")
+            record = json.loads((found.folder / "result.json").read_text(encoding="utf-8"))
+            score, fold = sign * record["validation"][metric], cell.point.get(FOLD)
+            if fold not in best or score > best[fold][0]:
+                best[fold] = score, cell.point
+        chosen[recipe.name] = [point for _, point in best.values()]
     return chosen
 
 
-def write_points(text: str, variants: dict[int, str]) -> str:
+def write_points(text: str, points: list[dict[str, Any]]) -> str:
     r"""A recipe with these points in its section ``[paper]``, instead of those it had.
 
     Example:
-        >>> print(write_points('row = "FC"\n\n[paper]\nseeds = 5\n', {0: "paper", 1: "cycle"}))
+        >>> print(write_points('row = "FC"\n\n[paper]\nseeds = 5\n', [{"net.theta": 0.9, "variant": "smooth"}]))
         row = "FC"
         <BLANKLINE>
         [paper]
         seeds = 5
         points = [
-            { data.options.fold = 0, variant = "paper" },
-            { data.options.fold = 1, variant = "cycle" },
+            { net.theta = 0.9, variant = "smooth" },
         ]
         <BLANKLINE>
     """
-    lines = [f'    {{ {FOLD} = {fold}, variant = "{variant}" }},' for fold, variant in variants.items()]
-    points = "\n".join(["points = [", *lines, "]", ""])
+    said = [", ".join(f"{key} = {json.dumps(value)}" for key, value in point.items()) for point in points]
+    block = "\n".join(["points = [", *(f"    {{ {each} }}," for each in said), "]", ""])
     text = re.sub(r"^points = \[\n.*?^\]\n", "", text, flags=re.DOTALL | re.MULTILINE)
     if "[paper]\n" not in text:
-        return f"{text.rstrip()}\n\n[paper]\n{points}"
+        return f"{text.rstrip()}\n\n[paper]\n{block}"
     before, after = text.split("[paper]\n")
     own, gap, rest = after.partition("\n[")
-    return f"{before}[paper]\n{own.rstrip()}\n{points}{gap}{rest}"
+    return f"{before}[paper]\n{own.rstrip()}\n{block}{gap}{rest}"
 
 
-def main(results: Path) -> None:
+def main(search: str, target: str, results: Path) -> None:
     """Choose, and rewrite the recipes."""
-    for head, variants in choose(results).items():
-        path = ROOT / TARGET / f"{head}.toml"
-        path.write_text(write_points(path.read_text(encoding="utf-8"), variants), encoding="utf-8")
-        print(head, *(f"{fold}: {variant}" for fold, variant in variants.items()))
+    for head, points in choose(search, results).items():
+        path = ROOT / target / f"{head}.toml"
+        path.write_text(write_points(path.read_text(encoding="utf-8"), points), encoding="utf-8")
+        print(head, *points)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else Path(__file__).parents[1] / "results"))
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]) if len(sys.argv) == 4 else Path(__file__).parents[1] / "results")

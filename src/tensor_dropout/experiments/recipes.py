@@ -248,7 +248,10 @@ def _find_variant(recipe: Recipe, name: str, preset: str, root: Path) -> Mapping
     """The settings of a variant; ``variants`` may name the experiment that has them."""
     variants = recipe.settings.get("variants", {})
     if isinstance(variants, str):
-        variants = describe_experiment(variants, root).get(preset, {}).get("variants", {})
+        said = describe_experiment(variants, root)
+        variants = {
+            name: each for part in ("both", preset) for name, each in said.get(part, {}).get("variants", {}).items()
+        }
     if name not in variants:
         raise TensorDropoutError(
             f"recipes: {recipe.experiment}/{recipe.name} has no variant {name!r}; {suggest(name, variants)}"
