@@ -298,13 +298,24 @@ KEYS = [
 ]
 
 
+def test_milestones_of_a_schedule_that_has_none_are_refused():
+    with pytest.raises(TensorDropoutError, match="not of 'one-cycle'"):
+        resolve_config(overrides={"schedule.milestones": [3], "run.epochs": 10})
+
+
+def test_targets_are_names_whatever_they_look_like():
+    said = {text: parse_value("data.options.target", text) for text in ("age", "2024", "true", "age, sex")}
+    assert said == {"age": "age", "2024": "2024", "true": "true", "age, sex": ["age", "sex"]}
+
+
 SETTABLE = ["--set", "run.epochs=10", "--set", "optimizer.name=sgd"]  # what some of the values need
 
 
 @pytest.mark.parametrize(("key", "text"), KEYS)
 def test_every_key_can_be_set_on_the_command_line(key, text):
     text = {"data.name": "phantom", "net.name": "resnet18", "net.head": "fc"}.get(key, text)
-    arguments = ["train", "--keys", *SETTABLE, "--set", f"{key}={text}"]
+    needed = ["--set", "schedule.name=step"] if key == "schedule.milestones" else []
+    arguments = ["train", "--keys", *SETTABLE, *needed, "--set", f"{key}={text}"]
     result = runner.invoke(cli.app, arguments)
     assert result.exit_code == 0, result.output
     shown = tomllib.loads(result.output)

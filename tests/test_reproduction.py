@@ -348,6 +348,10 @@ def test_a_failed_run_is_shown_and_the_others_go_on(edit, tmp_path, started):
     assert (shown.text, shown.state) == ("failed", "failed")
     assert shown.detail.startswith("2 of 2 runs: ")
     assert "99" in shown.detail
+    result = runner.invoke(cli.app, ["reproduce", "cifar100/trl-tucker", "--out", str(tmp_path), "--device", "cpu"])
+    assert result.exit_code == 1  # for make, SLURM and CI; the table is written all the same
+    assert "now 2 failed." in result.output
+    assert str(tmp_path / "cifar100" / "table.md") in result.output.replace("\n", "")
     assert cell_at(section, "FC", MINI).state == "ours"
     assert cell_at(section, "CP", MINI).state == "not run"
     started.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from tensor_dropout.data import load_data
 from tensor_dropout.training.config import resolve_config
 from tensor_dropout.training.runs import list_runs
 from tensor_dropout.training.sampling import Feed, Sampler
+from tensor_dropout.writing import alone_in
 from training_runs import read_metrics, read_weights, run_forked
 
 QUIET = ["--device", "cpu", "--set", "run.threads=1"]
@@ -380,6 +382,37 @@ def test_a_folder_of_scans_trains(scanned):
     result = read_result(scanned)
     assert result["target"] == "age"
     assert result["test"]["mae"] < 0.6 * result["baselines"]["mean"]["mae"]
+
+
+def test_data_that_changed_since_is_neither_tested_nor_trained_on(scans, scanned, tmp_path):
+    """Parts are drawn anew: with one person more, most of those who would test the network have trained it."""
+    root = tmp_path / "scans"
+    shutil.copytree(scans, root)
+    moved = ["--root", root, "--protocol", "none", "--noise", "none", "--out", tmp_path / "evaluation"]
+    assert invoke("evaluate", scanned, *moved).exit_code == 0  # it only lies elsewhere
+    shutil.copytree(root / "sub-00", root / "sub-99")
+    (root / "sub-99/anat/sub-00_T1w.nii.gz").rename(root / "sub-99/anat/sub-99_T1w.nii.gz")
+    table = (root / "participants.tsv").read_text()
+    (root / "participants.tsv").write_text(table + "sub-99\t33\t160\n")
+    shutil.rmtree(tmp_path / "evaluation")
+    assert "evaluate: the data changed since" in fail("evaluate", scanned, *moved)
+    assert not (tmp_path / "evaluation").exists()
+    again = ["--data", "nifti", "--root", root, *SCANS, "--lr", 0.003, "--out", scanned]
+    line = fail("train", *QUIET, *again)
+    assert "train: the data changed since" in line
+    assert "may have been trained on; restore the data, or train anew into another folder" in line
+    (root / "participants.tsv").write_text(table.replace("sub-07\t30.5", "sub-07\t31.5"))
+    shutil.rmtree(root / "sub-99")
+    assert "part has other names or targets" in fail("train", *QUIET, *again)
+
+
+def test_a_folder_in_which_another_process_trains_is_left_alone(tmp_path):
+    with alone_in(tmp_path / "run"):
+        line = fail("train", *QUIET, "--data", "digits", "--head", "fc", "--epochs", 1, "--out", tmp_path / "run")
+    assert "another process is training in" in line
+    assert not list((tmp_path / "run").iterdir())
+    train(tmp_path / "run", "--data", "digits", "--head", "fc", "--epochs", 1)
+    assert not (tmp_path / "run" / ".lock").exists()
 
 
 def test_a_scan_is_predicted_as_in_the_run(scans, scanned, tmp_path):

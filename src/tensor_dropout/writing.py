@@ -37,6 +37,37 @@ def one_at_a_time(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def alone_in(folder: Path) -> Iterator[bool]:
+    """Whether no other process is in such a block of the same folder; one that dies leaves it.
+
+    Where there are no locks (Windows, some network file systems) the answer is always yes.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with alone_in(folder) as first, alone_in(folder) as second:
+        ...     print(first, second)
+        True False
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = folder / ".lock"
+    with open(lock, "a") as file:
+        alone = True
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                alone = False
+            except OSError:
+                pass
+        try:
+            yield alone
+        finally:
+            if alone:
+                lock.unlink(missing_ok=True)
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place at the end of the block, unless the block fails.
 

@@ -92,17 +92,20 @@ def reproduce(
         }
         if slurm is not None:
             options |= {"cluster": "slurm", "slurm_partition": slurm}
+        failed = 0
         if name == ALL:
-            written = _run_all(preset, base, seed, options)
+            written, failed = _run_all(preset, base, seed, options)
         elif _has_recipes(name):
             from tensor_dropout.experiments.paper import run_several
 
-            written = run_several(names, preset, base, seed, **options)
+            written, failed = run_several(names, preset, base, seed, **options)
         else:
             written = _run_one(name, preset, base, seed, options)
     typer.echo("Wrote:")
     for path in written:
         typer.echo(f"  {path}")
+    if failed:
+        raise typer.Exit(1)
 
 
 def _has_recipes(name: str) -> bool:
@@ -131,7 +134,7 @@ def _run_one(name: str, preset: str, base: Path, seed: int, options: dict[str, A
     return load_experiment(name).run(name, preset, base, seed, **options)
 
 
-def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> list[Path]:
+def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> tuple[list[Path], int]:
     """The paper's experiments, all networks in one sweep, then the report."""
     from tensor_dropout.experiments.paper import check_data, list_cells, make_place, run_cells
 
@@ -142,8 +145,8 @@ def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> lis
     for name in names:
         if name.startswith("synthetic"):
             _run_one(name, preset, base, seed, {})
-    run_cells(cells, place, console=Console(), **options)
-    return write_report({preset: base}, base / "report")
+    failed = run_cells(cells, place, console=Console(), **options)
+    return write_report({preset: base}, base / "report"), failed
 
 
 _WITH_FILES = [name for name, source in DATASETS.items() if source.has_files]

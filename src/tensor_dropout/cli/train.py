@@ -37,7 +37,9 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; without it, the defaults of the data.")] = None,
     data: Annotated[str | None, typer.Option(help=f"The data: {', '.join(DATASETS)}.", show_default="digits")] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
-    target: Annotated[str | None, typer.Option(help="The column to predict (nifti).", show_default="age")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="The column to predict (nifti); several with commas.", show_default="age")
+    ] = None,
     net: Annotated[str | None, typer.Option(help=f"The network: {', '.join(NETS)}.", show_default="by data")] = None,
     head: Annotated[str | None, typer.Option(help=f"The head: {', '.join(HEADS)}.", show_default="rtrl-cp")] = None,
     rank: Annotated[

@@ -42,7 +42,7 @@ def run_cells(
     cluster: str = "local",
     console: Console,
     **resources: Any,
-) -> None:
+) -> int:
     """Run what is missing of these cells, and say what was left out and what failed.
 
     Args:
@@ -52,6 +52,9 @@ def run_cells(
         cluster: "local" or "slurm".
         console: where to say it.
         **resources: of submitit's executor.
+
+    Returns:
+        How many have no result that can be used: they failed, or their records are damaged.
     """
     require_matplotlib()
     states = {(cell.experiment, cell.slug): find_cell(cell, place.base).state for cell in cells}
@@ -75,6 +78,7 @@ def run_cells(
             f"  {count['stale']} records are stale: their recipes were changed since; --rerun-stale runs them again",
             highlight=False,
         )
+    return count["failed"] + count["damaged"]
 
 
 def _list_once(cells: list[Cell]) -> list[Cell]:
@@ -102,10 +106,10 @@ def make_place(out: Path, options: dict[str, Any]) -> Place:
 
 def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
     """Run what is missing of an experiment, draw it, and write its table: :func:`run_several` of one."""
-    return run_several([name], preset, out, seed, **options)
+    return run_several([name], preset, out, seed, **options)[0]
 
 
-def run_several(names: list[str], preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
+def run_several(names: list[str], preset: str, out: Path, seed: int, **options: Any) -> tuple[list[Path], int]:
     """Run what is missing of some experiments in one sweep, draw them, and write their tables.
 
     Args:
@@ -114,6 +118,9 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
         out: the folder of all experiments of this preset.
         seed: the first seed.
         **options: of :func:`run_cells`, and ``roots`` and ``device``.
+
+    Returns:
+        What was written, and how many runs failed.
     """
     from tensor_dropout.report.collect import build_section
     from tensor_dropout.report.model import Report
@@ -123,7 +130,7 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
     console = Console()
     place = make_place(out, options)
     cells = [cell for name in names for cell in list_cells(name, preset, seed)]
-    run_cells(_list_once(cells), place, console=console, **options)
+    failed = run_cells(_list_once(cells), place, console=console, **options)
     written = []
     for experiment in dict.fromkeys(name.partition("/")[0] for name in names):
         section = build_section(experiment, {preset: out}, out / experiment)
@@ -131,4 +138,4 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
         page = out / experiment / "table.md"
         write_markdown(Report(section.title, [], [section], []), page)
         written += [page, *(figure.svg for figure in section.figures)]
-    return written
+    return written, failed

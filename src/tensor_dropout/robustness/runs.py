@@ -31,7 +31,7 @@ from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.summary import summarize_evaluation
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.training.processes import choose_device
-from tensor_dropout.training.runs import data_options, read_finished_run
+from tensor_dropout.training.runs import data_options, read_finished_run, require_same_examples
 
 NUMBERS_AT_ONCE = 2**25
 """Of the inputs that pass through the network at once, at most: 222 pictures of 224×224, 4 volumes of 182×218×182."""
@@ -80,7 +80,7 @@ def evaluate_run(
     """
     where = choose_device(device)
     record, _ = read_finished_run(run)
-    data = _load_data(run, record["settings"], root, split)
+    data = _load_data(run, record, root, split)
     settings = replace(settings, noise=_choose_noise(settings.noise, data))
     batch = batch or max(1, min(256, NUMBERS_AT_ONCE // math.prod(data.input_shape)))
     members = [run, *ensemble]
@@ -176,7 +176,8 @@ def _check_request(run: Path, target: Target, examples: Examples, settings: Sett
             raise TensorDropoutError(f"evaluate: the noise {name!r} needs inputs with bounds, and this data has none")
 
 
-def _load_data(run: Path, settings: dict[str, Any], root: Path | None, split: str) -> Data:
+def _load_data(run: Path, record: dict[str, Any], root: Path | None, split: str) -> Data:
+    settings = record["settings"]
     if split not in ("test", "validation"):
         raise TensorDropoutError(f"evaluate: --split is test or validation, got {split!r}")
     name = settings["data.name"]
@@ -185,6 +186,7 @@ def _load_data(run: Path, settings: dict[str, Any], root: Path | None, split: st
     data = load_data(name, root=root or settings.get("data.root"), seed=settings["data.seed"], **data_options(settings))
     if getattr(data, split) is None:
         raise TensorDropoutError(f"evaluate: {name} has no {split} part in this run; use another --split")
+    require_same_examples("evaluate", run, record, {split: getattr(data, split)})
     return data
 
 

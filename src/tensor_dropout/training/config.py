@@ -118,6 +118,8 @@ class Config(Section):
     def _check(self) -> Config:
         if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
+        if self.schedule.name != "step" and self.schedule.milestones:
+            raise ValueError(f'schedule.milestones are of schedule.name="step", not of {self.schedule.name!r}')
         if self.optimizer.nesterov and (self.optimizer.name != "sgd" or self.optimizer.momentum == 0):
             raise ValueError("optimizer.nesterov is for sgd with optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
@@ -271,6 +273,9 @@ def parse_value(key: str, text: str) -> Any:
         ([128, 3, 3, 96], 3, 'fc')
     """
     table, _, name = key.partition(".")
+    if key == "data.options.target":  # names of columns, whatever they look like
+        names = [name.strip() for name in text.split(",")]
+        return names if len(names) > 1 else names[0]
     if key.startswith("data.options."):
         return _guess(text)
     _check_keys({table: {name: None}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ from tensor_dropout.training.step import (
     make_targets,
 )
 from tensor_dropout.training.surroundings import Interruption, explaining_memory, threads, tuned_convolutions
+from tensor_dropout.writing import alone_in
 
 
 def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
@@ -73,15 +75,21 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         choose_speed(config, data, process.device, process.world, sampler.steps_per_epoch)
         check_task(config, data)
         find_radius(config, data)
-        if process.is_first:
-            run.open(config, data)
-            run.clean()
-        process.wait()
-        done = run.result()
-        if done is not None:
-            return done
-        with explaining_memory(config):
-            return Trainer(config, data, network, run, process, Reporter(config, data, show and process.is_first)).run()
+        with alone_in(folder) if process.is_first else nullcontext(True) as alone:
+            if not alone:
+                raise TensorDropoutError(
+                    f"train: another process is training in {folder}; wait for it, or choose another folder with --out"
+                )
+            if process.is_first:
+                run.open(config, data)
+                run.clean()
+            process.wait()
+            done = run.result()
+            if done is not None:
+                return done
+            with explaining_memory(config):
+                reporter = Reporter(config, data, show and process.is_first)
+                return Trainer(config, data, network, run, process, reporter).run()
 
 
 def build_network(config: Config, data: Data) -> nn.Module:

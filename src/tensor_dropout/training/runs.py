@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -46,13 +47,14 @@ class RunFolder:
         """Begin a run here, or go on with it.
 
         Raises:
-            TensorDropoutError: if the folder holds a run with other settings.
+            TensorDropoutError: if the folder holds a run with other settings, or on other examples.
         """
         record_path = self.path / "run.json"
         settings = flatten(config.model_dump(mode="json"))
         if record_path.is_file():
             new = flatten(Config().model_dump(mode="json"))  # keys that the version which wrote the record had not
-            before = new | json.loads(record_path.read_text(encoding="utf-8"))["settings"]
+            record = json.loads(record_path.read_text(encoding="utf-8"))
+            before = new | record["settings"]
             changed = [
                 key
                 for key in settings.keys() | before.keys()
@@ -65,8 +67,10 @@ class RunFolder:
                     f"train: {self.path} holds a run with {key}={was}, this one has {now}; choose another folder with "
                     "--out, or delete that one"
                 )
+            require_same_examples("train", self.path, record, splits(data))
             return
         self.path.mkdir(parents=True, exist_ok=True)
+        parts = splits(data)
         record = {
             "settings": settings,
             "data": {
@@ -74,7 +78,8 @@ class RunFolder:
                 "simulated": data.simulated,
                 "provenance": data.provenance,
                 **({} if data.voxel is None else {"voxel": data.voxel}),
-                "examples": {name: len(part) for name, part in splits(data).items()},
+                "examples": {name: len(part) for name, part in parts.items()},
+                "fingerprints": {name: fingerprint(part) for name, part in parts.items()},
             },
             "environment": describe_environment(),
         }
@@ -142,6 +147,43 @@ class RunFolder:
                 for k, name in enumerate(split.names):
                     writer.writerow([name, *(f"{value:.6g}" for part in parts for value in part[k].tolist())])
         return path
+
+
+def fingerprint(part: Split) -> str:
+    """The names and targets of a part in 16 digits: any other example, order or target gives others.
+
+    Example:
+        >>> import torch
+        >>> from tensor_dropout.data.base import TensorSplit
+        >>> fingerprint(TensorSplit(torch.zeros(2, 1, 8, 8), torch.tensor([0, 1]), ["a", "b"]))
+        'bd6e2729536dcc88'
+    """
+    digest = hashlib.sha256("\n".join(part.names).encode())
+    digest.update(part.targets.double().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def require_same_examples(what: str, folder: Path, record: dict[str, Any], parts: dict[str, Split]) -> None:
+    """Refuse data that changed since a run began: parts are drawn anew, and what tests it may have trained it.
+
+    Args:
+        what: the command, for the message.
+        folder: that of the run.
+        record: its ``run.json``; one of an earlier version does not know its examples.
+        parts: what is to be used now, by name.
+
+    Raises:
+        TensorDropoutError: if a part is not what it was.
+    """
+    known = record["data"].get("fingerprints", {})
+    for name, part in parts.items():
+        if name in known and known[name] != fingerprint(part):
+            before = record["data"]["examples"][name]
+            now = f"{len(part)} instead of {before}" if len(part) != before else "other names or targets"
+            raise TensorDropoutError(
+                f"{what}: the data changed since the run in {folder} began: the {name} part has {now}, and some of it "
+                "may have been trained on; restore the data, or train anew into another folder"
+            )
 
 
 def read_finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
