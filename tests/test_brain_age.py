@@ -102,6 +102,49 @@ def test_a_folder_becomes_a_table(scans, runs, tmp_path):
             assert float(row["age"]) == pytest.approx(float(tested[name]["predicted"]), abs=1e-2)
 
 
+@pytest.mark.parametrize("out", ["ages.csv", "results"])
+def test_one_bad_scan_does_not_cost_the_table(scans, runs, tmp_path, out):
+    folder = shutil.copytree(scans / "sub-001" / "anat", tmp_path / "new")
+    for number in (2, 3):
+        shutil.copy(scans / f"sub-00{number}" / "anat" / f"sub-00{number}_T1w.nii.gz", folder)
+    bad = folder / "sub-002_T1w.nii.gz"
+    bad.write_bytes(bad.read_bytes()[:200])
+    arguments = ["--model", str(runs[0]), "--no-picture", "-o", str(tmp_path / out)]
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, ["predict", str(folder), *arguments])
+    assert result.exit_code == 1
+    (line,) = [line for line in result.stderr.splitlines() if line]
+    table = tmp_path / out if out.endswith(".csv") else tmp_path / out / "predictions.csv"
+    assert line.startswith(
+        f"Error: predict: 1 of 3 files could not be predicted: {bad}; the first because nifti: {bad}"
+    )
+    assert line.endswith(f"in the column error of {table}")
+    rows = read_table(table)
+    assert list(rows[0]) == ["file", "age", "age_std", "error"]
+    assert [Path(row["file"]).name for row in rows] == [f"sub-00{number}_T1w.nii.gz" for number in (1, 2, 3)]
+    assert [bool(row["age"]) for row in rows] == [True, False, True]
+    assert [bool(row["error"]) for row in rows] == [False, True, False]
+    assert f"{bad} cannot be read" in rows[1]["error"]
+    if out == "results":
+        assert {path.name for path in table.parent.glob("*.json")} == {"sub-001_T1w.json", "sub-003_T1w.json"}
+    alone = CliRunner(env={"COLUMNS": "300"}).invoke(
+        cli.app, ["predict", str(bad), *arguments[:-1], str(tmp_path / "one.csv")]
+    )
+    assert alone.exit_code == 1
+    assert alone.stderr.startswith(f"Error: nifti: {bad} cannot be read")
+    assert not (tmp_path / "one.csv").exists()
+
+
+def test_a_table_without_one_answer_is_written_too(scans, runs, tmp_path):
+    for name in ("a.nii.gz", "b.nii.gz", "c.nii.gz", "d.nii.gz"):
+        (tmp_path / name).write_bytes(b"no scan")
+    files = [str(path) for path in sorted(tmp_path.glob("*.gz"))]
+    arguments = ["predict", *files, "--model", str(runs[0]), "-o", str(tmp_path / "ages.csv")]
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, arguments)
+    assert result.exit_code == 1
+    assert f"4 of 4 files could not be predicted: {', '.join(files[:3])}, …; the first because" in result.stderr
+    assert [list(row) for row in read_table(tmp_path / "ages.csv")] == [["file", "error"]] * 4
+
+
 def test_the_code_of_the_page_makes_the_brain_age_table(runs, monkeypatch, capsys):
     text = (ROOT / "docs" / "brain_age.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -11,8 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from tensor_dropout.data import load_data
-from tensor_dropout.data.imagefolder import draw_box
+from tensor_dropout.data.batches import Batches
+from tensor_dropout.data.imagefolder import decode_picture, draw_box, read_input
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.evaluation import measure_scale, take_examples
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
 
@@ -58,6 +60,35 @@ def test_evaluation_takes_the_centre_of_the_resized_picture(folder):
     columns = image[0].float().mean(0)
     expected = (24 + (torch.arange(16) + 0.5) * 2 - 0.5) * 3  # 32 of 80 columns around the middle, two to one
     assert (columns - expected).abs().max() < 3
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "big.tif", "a.ppm"])
+def test_pictures_of_16_bits_keep_their_greys(tmp_path, name):
+    greys = np.linspace(0, 65535, 40 * 40).reshape(40, 40).astype(np.uint16)
+    stored = greys.astype(">u2") if name == "big.tif" else greys.astype(np.int32) if name == "a.ppm" else greys
+    Image.fromarray(stored).save(tmp_path / name)
+    found = np.asarray(decode_picture(tmp_path / name))
+    assert found.shape == (40, 40, 3)
+    assert np.abs(found - greys[..., None] / 257).max() <= 0.5
+    assert (found[0, 0, 0], found[-1, -1, 0]) == (0, 255)
+
+
+def test_a_picture_of_16_bits_is_as_bright_as_one_of_8(folder):
+    greys = np.linspace(0, 255, 40 * 40).reshape(40, 40).astype(np.uint8)
+    Image.fromarray(greys).save(folder / "val" / "n01" / "a8.png")
+    Image.fromarray(greys.astype(np.uint16) * 257).save(folder / "val" / "n01" / "b16.png")
+    test = load(folder).test
+    few, many = (test.read(test.names.index(f"val/n01/{name}.png")) for name in ("a8", "b16"))
+    assert torch.equal(few, many)
+    few, many = (read_input(folder / "val" / "n01" / f"{name}.png", (3, 16, 16), {}) for name in ("a8", "b16"))
+    assert torch.equal(few, many)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(np.int32, "32-bit whole"), (np.float32, "floating-point")])
+def test_a_picture_whose_white_is_unknown_is_refused(tmp_path, dtype, kind):
+    Image.fromarray(np.arange(100).reshape(10, 10).astype(dtype)).save(tmp_path / "a.tif")
+    with pytest.raises(TensorDropoutError, match=rf"a\.tif cannot be read .*{kind} numbers.*save it with 8 or 16 bits"):
+        read_input(tmp_path / "a.tif", (3, 16, 16), {})
 
 
 def test_training_crops_and_flips_at_random_and_repeats_under_a_seed(folder):
@@ -188,3 +219,57 @@ def test_a_folder_of_nothing_readable_is_refused(folder):
     train = load(folder, skip_unreadable=True).train
     with pytest.warns(UserWarning, match="skipped"), pytest.raises(TensorDropoutError, match="not one of the 18"):
         train[4]
+
+
+def damage(path, how):
+    whole = path.read_bytes()
+    path.write_bytes({"text": b"no picture", "truncated": whole[: len(whole) // 2]}[how])
+
+
+@pytest.mark.parametrize("how", ["text", "truncated"])
+def test_an_unreadable_picture_to_test_on_is_left_out_everywhere(folder, how):
+    damage(folder / "val" / "n02" / "n02_0.JPEG", how)
+    whole = load(folder)
+    with pytest.raises(TensorDropoutError, match=r"n02_0\.JPEG cannot be read"):
+        take_examples(whole.test, measure_scale(whole))
+    with pytest.warns(UserWarning, match=r"1 of 6 pictures cannot be read and are left out; .*val/n02/n02_0\.JPEG"):
+        data = load(folder, skip_unreadable=True)
+    names = [name for name in whole.test.names if not name.endswith("n02_0.JPEG")]
+    assert (data.test.names, data.test.targets.tolist()) == (names, [0, 0, 1, 2, 2])
+    examples = take_examples(data.test, measure_scale(data))
+    assert (examples.names, examples.y.tolist()) == (names, [0, 0, 1, 2, 2])
+    inputs, targets = zip(*Batches(data, data.test, batch=2), strict=True)
+    assert torch.equal(torch.cat(targets), examples.y)
+    torch.testing.assert_close(torch.cat(inputs), data.prepare(255 * examples.x))
+
+
+def test_an_unreadable_picture_held_out_to_choose_by_is_left_out(folder):
+    names = load(folder, validation=6).validation.names
+    damage(folder / names[2], "truncated")
+    with pytest.warns(UserWarning, match="1 of 6 pictures cannot be read"):
+        validation = load(folder, validation=6, skip_unreadable=True).validation
+    assert validation.names == names[:2] + names[3:]
+    assert len(validation.targets) == 5
+
+
+def test_unreadable_pictures_to_train_on_are_left_out_of_an_evaluation(folder):
+    """A substitute network is trained on them; nothing is read at the start."""
+    damage(folder / "train" / "n02" / "n02_3.JPEG", "truncated")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = load(folder, skip_unreadable=True)
+    with pytest.warns(UserWarning, match=r"n02_3\.JPEG cannot be read .*left out"):
+        examples = take_examples(data.train, measure_scale(data))
+    assert examples.names == [name for name in data.train.names if not name.endswith("n02_3.JPEG")]
+    assert examples.y.tolist() == [0] * 6 + [1] * 5 + [2] * 6
+    for path in folder.glob("train/*/*"):
+        path.write_bytes(b"no picture")
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(TensorDropoutError, match="cannot be read"):
+        take_examples(data.train, measure_scale(data))
+
+
+def test_nothing_readable_to_test_on_is_refused(folder):
+    for path in folder.glob("val/*/*"):
+        path.write_bytes(b"no picture")
+    with pytest.raises(TensorDropoutError, match=r"not one of 6 pictures can be read; the first is .*n01_0\.JPEG"):
+        load(folder, skip_unreadable=True)

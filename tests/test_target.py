@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from functools import partial
 
 import pytest
@@ -536,6 +537,65 @@ def test_batches_do_not_matter():
     torch.testing.assert_close(attack(whole, x.double(), y), attack(parts, x.double(), y))
 
 
+ATTACKS = [fgsm(0.1), pgd(0.1, steps=5), APGD(0.1, steps=5), APGD(0.1, steps=3, norm="l2", loss="margin")]
+
+
+@pytest.mark.parametrize("without", [torch.inference_mode, torch.no_grad])
+@pytest.mark.parametrize("attack", ATTACKS, ids=["fgsm", "pgd", "apgd", "apgd-l2"])
+def test_attacks_are_the_same_where_gradients_are_off(attack, without):
+    x, y = (part[:60] for part in load_digits())
+    target = Target(train_plain())
+    expected, gradient = attack(target, x, y), target.ascend(x, y, CE).gradient
+    assert not torch.equal(expected, x)
+    with without():
+        found, inside = attack(target, x, y), target.ascend(x, y, CE).gradient
+        made_inside = attack(target, x.clone(), y.clone())
+        copies = x.clone(), y.clone()
+    for each in (found, made_inside, attack(target, *copies)):
+        torch.testing.assert_close(each.clone(), expected, rtol=0, atol=0)
+    torch.testing.assert_close(inside.clone(), gradient, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_random_targets_have_the_same_gradient_inside_inference_mode(mode):
+    x, y = (part[:12] for part in load_digits())
+    target = Target(train_tensor(), mode=mode, n_samples=3)
+
+    def ascend():
+        torch.manual_seed(5)
+        return target.ascend(x, y, CE).gradient
+
+    with torch.inference_mode():
+        inside = ascend()
+    torch.testing.assert_close(inside.clone(), ascend(), rtol=0, atol=0)
+    assert bool(inside.any())
+
+
+def test_a_network_made_inside_inference_mode_is_refused():
+    with torch.inference_mode():
+        target = Target(make_net())
+        with pytest.raises(TensorDropoutError) as caught:
+            fgsm(0.1)(target, X, Y)
+    assert_sentence(str(caught.value), ["made inside torch.inference_mode", "outside"])
+    with pytest.raises(TensorDropoutError, match=r"made inside torch\.inference_mode"):
+        fgsm(0.1)(target, X, Y)
+    assert target.predict(X).output.shape == (6, 3)
+
+
+def test_a_missing_gradient_is_warned_of_once():
+    target = Target(Detached(make_net()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not target.examine(X, Y, CE).differentiable  # its answer says so
+        pgd(0.1, steps=2)(Target(Rounded(make_net())), X, Y)  # a gradient of zeros is one
+    with pytest.warns(UserWarning, match=r"no gradient comes back from Detached .* not robustness") as caught:
+        pgd(0.1, steps=5)(target, X, Y)
+    assert len(caught) == 1
+    prepared = Target(make_net(), prepare=lambda x: torch.from_numpy(x.detach().numpy() - 0.5))
+    with pytest.warns(UserWarning, match="or its preparation"):
+        assert not prepared.ascend(X, Y, CE).gradient.any()
+
+
 def test_clip():
     assert Target(make_net(), bounds=(-1, 2)).clip(torch.tensor([-3.0, 0.5, 4.0])).tolist() == [-1, 0.5, 2]
 
@@ -577,6 +637,29 @@ def test_an_ensemble_of_regressions_spreads():
     predicted = Target(nets, task="regression").predict(X)
     torch.testing.assert_close(predicted.output, draws.mean(0))
     torch.testing.assert_close(predicted.std, draws.std(0))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("task", ["classification", "regression"])
+def test_copies_of_a_network_are_one_network_under_noise(task, mode):
+    """Members see the same noise: an average over it would be another network's."""
+    x, net = load_digits()[0][:20], train_regression() if task == "regression" else train_tensor()
+
+    def predict_noisy(members, n):
+        noise = torch.Generator().manual_seed(0)
+        torch.manual_seed(1)
+
+        def prepare(x):
+            return x + 0.5 * torch.randn(x.shape, generator=noise)
+
+        target = Target(members, prepare=prepare, task=task, mode=mode, n_samples=1 if mode == "mean" else n, batch=16)
+        return target.predict(x).output
+
+    if mode == "mean":
+        assert not torch.allclose(predict_noisy(net, 1), Target(net, task=task).predict(x).output, atol=0.01)
+    # As many draws in all, of the same random numbers.
+    many, one = predict_noisy([net] * 3, 4), predict_noisy(net, 12)
+    torch.testing.assert_close(many, one, rtol=1e-4, atol=1e-5)
 
 
 # Exact

@@ -62,6 +62,9 @@ def predict(
     For pictures: the class and its probability. Each file gets a JSON record and a picture: the image, or three
     slices of the scan, under the contribution of every position of the last feature map to the output.
 
+    Of several files, one that cannot be predicted does not stop the others: its row in the table has the reason under
+    "error", and the exit status is 1.
+
     For example:
 
       tensor-dropout predict scan.nii.gz --model out/runs/nifti/rtrl-cp-seed0
@@ -79,11 +82,19 @@ def predict(
         paths = _list_files(given, trained)
         environment = describe_environment()
         answers: list[_Answer] = []
+        failures: dict[Path, str] = {}
         written: list[Path] = []
         with show_progress("files", len(paths)) as advance:
             for path, name in zip(paths, _name_results(paths), strict=True):
                 advance.describe(path.name)
-                x = trained.read(path)
+                try:
+                    x = trained.read(path)
+                except (TensorDropoutError, OSError) as error:
+                    if len(paths) == 1:
+                        raise
+                    failures[path] = str(error)
+                    advance(1)
+                    continue
                 answers.append(trained.ask(path, x))
                 if not is_table:
                     explanation, pictures = trained.draw(path, x, answers[-1], out / name) if picture else (None, [])
@@ -93,7 +104,7 @@ def predict(
                 advance(1)
         if is_table or len(paths) > 1:
             table = out if is_table else out / "predictions.csv"
-            _write_table(table, [answer.row for answer in answers])
+            _write_table(table, _list_rows(paths, answers, failures))
             written = [table, *written]
         for answer in answers:
             typer.echo(answer)
@@ -102,6 +113,8 @@ def predict(
             typer.echo(f"  {path}")
         if len(written) > 4:
             typer.echo(f"  and {len(written) - 4} more in {out}")
+        if failures:
+            raise TensorDropoutError(_describe_failures(failures, len(paths), table))
 
 
 @dataclass(frozen=True)
@@ -396,6 +409,29 @@ def _name_results(paths: list[Path]) -> list[str]:
             name, number = f"{stem}-{number}", number + 1
         names[name] = None
     return list(names)
+
+
+def _list_rows(paths: list[Path], answers: list[_Answer], failures: dict[Path, str]) -> list[dict[str, Any]]:
+    """A row for each file in its order; if one failed, all have the column ``error``, which is empty for the others."""
+    if not failures:
+        return [answer.row for answer in answers]
+    given = iter(answers)
+    columns = dict.fromkeys(answers[0].row if answers else ["file"], "")
+    return [
+        {**columns, "file": str(path), "error": failures[path]}
+        if path in failures
+        else {**next(given).row, "error": ""}
+        for path in paths
+    ]
+
+
+def _describe_failures(failures: dict[Path, str], count: int, table: Path) -> str:
+    names = ", ".join(str(path) for path in list(failures)[:3]) + (", …" if len(failures) > 3 else "")
+    first = next(iter(failures.values()))
+    return (
+        f"predict: {len(failures)} of {count} files could not be predicted: {names}; the first because {first}; the "
+        f"reason of each is in the column error of {table}"
+    )
 
 
 def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -389,14 +390,14 @@ def measure_scale(data: Data) -> Scale:
     """The scale of a data set: its bounds, or else the spread of its first 64 training examples."""
     if data.bounds is not None:
         return Scale(data.bounds[0], data.bounds[1] - data.bounds[0], bounded=True)
-    first = _read(data.train, torch.arange(min(64, len(data.train))))
+    first, _ = _read(data.train, torch.arange(min(64, len(data.train))))
     return Scale(0.0, float(first.std()), bounded=False)
 
 
 def take_examples(
     split: Split, scale: Scale, *, count: int | None = None, seed: int = 0, device: torch.device | str = "cpu"
 ) -> Examples:
-    """Examples of a split, chosen by the seed alone.
+    """Examples of a split, chosen by the seed alone; fewer, if it is to skip pictures that cannot be read.
 
     Args:
         split: a part of a data set.
@@ -415,20 +416,29 @@ def take_examples(
     rows = torch.arange(len(split))
     if count is not None and count < len(split):
         rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    x = (_read(split, rows) - scale.low) / scale.width
+    x, rows = _read(split, rows)
+    x = (x - scale.low) / scale.width
     y = split.targets[rows.to(split.targets.device)]
     return Examples(x.to(device), y.to(device), [split.names[row] for row in rows.tolist()])
 
 
-def _read(split: Split, rows: Tensor) -> Tensor:
+def _read(split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The inputs, and their rows: without those that cannot be read, if the split is to skip them."""
     if isinstance(split, TensorSplit):
-        return split.inputs[rows.to(split.inputs.device)].float()
+        return split.inputs[rows.to(split.inputs.device)].float(), rows
+    skip = getattr(split, "skip_unreadable", False)
     with show_progress("reading", len(rows)) as advance, naming_the_file():
-        inputs = []
+        inputs, kept = [], []
         for row in rows.tolist():
-            inputs.append(split.read(row).float())
+            try:
+                inputs.append(split.read(row).float())
+                kept.append(row)
+            except TensorDropoutError as error:
+                if not skip or (not kept and row == rows[-1]):
+                    raise
+                warnings.warn(f"{error} (left out)", stacklevel=3)
             advance(1)
-    return torch.stack(inputs)
+    return torch.stack(inputs), torch.tensor(kept)
 
 
 def build_target(models: nn.Module | Sequence[nn.Module], data: Data, scale: Scale, **options: Any) -> Target:

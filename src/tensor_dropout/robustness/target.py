@@ -6,6 +6,7 @@ needs to know of it (expectation over transformation; Athalye, Carlini, Wagner, 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal, NamedTuple
@@ -144,6 +145,7 @@ class Target:
         self.exhaustive = False
         self._randomized: bool | None = None
         self._outputs: int | None = None
+        self._warned = False
         in_heads = mode == "exact" or all(_is_random_in_its_head_only(member) for member in self.members)
         self._heads_only = self._sampling and in_heads
 
@@ -154,23 +156,42 @@ class Target:
     def ascend(self, x: Tensor, y: Tensor, loss: Loss, goal: Tensor | None = None) -> Ascent:
         """The loss of every example, its gradient with respect to the input, and the scores, over ``eot_samples``.
 
-        Raises:
-            TensorDropoutError: if the network returns a number that is not finite.
-        """
-        with self._settled():
-            parts = [self._ascend(*rows, loss) for rows in self._split(x, y, goal)]
-        return Ascent(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        Inside ``torch.inference_mode`` and ``torch.no_grad`` too. A network that cuts its input from the graph has a
+        gradient of zeros: attacks that follow it do nothing, and a warning says so, once per target.
 
-    def _ascend(self, x: Tensor, y: Tensor, goal: Tensor | None, loss: Loss) -> Ascent:
-        with torch.enable_grad():
-            z = x.detach().requires_grad_()
+        Raises:
+            TensorDropoutError: if the network returns a number that is not finite, or has tensors that were made inside
+                ``torch.inference_mode``.
+        """
+        found, reached = self._climb(x, y, loss, goal)
+        if not reached and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"target: no gradient comes back from {type(self.members[0]).__name__} or its preparation, so attacks "
+                "by gradient do nothing, which is not robustness; make them differentiable, or use Square or Transfer",
+                stacklevel=2,
+            )
+        return found
+
+    def _climb(self, x: Tensor, y: Tensor, loss: Loss, goal: Tensor | None) -> tuple[Ascent, bool]:
+        """The ascent, and whether autograd reached the input."""
+        with self._settled():
+            found = [self._ascend(*rows, loss) for rows in self._split(x, y, goal)]
+        parts = [ascent for ascent, _ in found]
+        return Ascent(*(torch.cat(tensors) for tensors in zip(*parts, strict=True))), all(ok for _, ok in found)
+
+    def _ascend(self, x: Tensor, y: Tensor, goal: Tensor | None, loss: Loss) -> tuple[Ascent, bool]:
+        with _differentiating():  # copies: autograd refuses tensors that were made in inference mode
+            z, y = x.detach().clone().requires_grad_(), y.clone()
+            goal = None if goal is None else goal.clone()
             draws = self._draw(z, self.eot_samples)
             values = torch.stack([loss(outputs, y, goal) for outputs in draws]).mean(0)
             gradient = None
             if values.requires_grad:
                 (gradient,) = torch.autograd.grad(values.sum(), z, allow_unused=True)
+        reached = gradient is not None
         gradient = torch.zeros_like(x) if gradient is None else gradient.nan_to_num(0.0, 0.0, 0.0)
-        return Ascent(values.detach(), gradient, self._score(draws.detach()))
+        return Ascent(values.detach(), gradient, self._score(draws.detach())), reached
 
     @torch.no_grad()
     def score(self, x: Tensor, y: Tensor, loss: Loss, goal: Tensor | None = None) -> Ascent:
@@ -208,8 +229,9 @@ class Target:
         return Predicted(mean, None, _disagree(mean, _entropy(probs).mean(0)), _doubt(draws.mean(0), draws.std(0)))
 
     def _predict_exact(self, x: Tensor) -> Predicted:
+        prepared = self.prepare(x)  # once: members must see the same noise
         members = [
-            predict(member, self.prepare(x), mode="exact", n_samples=max(self.n_samples, 2), task=self.task)
+            predict(member, prepared, mode="exact", n_samples=max(self.n_samples, 2), task=self.task)
             for member in self.members
         ]
         means = self._check_finite(torch.stack([member.mean for member in members]))
@@ -225,7 +247,7 @@ class Target:
 
     def examine(self, x: Tensor, y: Tensor, loss: Loss) -> Nature:
         """Look at the forward pass: is it random, and does a gradient come back?"""
-        gradient = self.ascend(x, y, loss).gradient
+        gradient = self._climb(x, y, loss, None)[0].gradient
         vanished = gradient.flatten(1).abs().amax(1) < VANISHING
         return Nature(self.is_randomized(x), not bool(vanished.all()), float(vanished.double().mean()))
 
@@ -399,6 +421,21 @@ def _plain_dropouts(model: nn.Module) -> list[nn.Module]:
 
 
 @contextmanager
+def _differentiating() -> Iterator[None]:
+    """Autograd on, even inside ``torch.inference_mode``, which ``enable_grad`` alone does not undo."""
+    try:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    except RuntimeError as error:
+        if "nference tensor" not in str(error):
+            raise
+        raise TensorDropoutError(
+            "target: the network, or its preparation, has tensors that were made inside torch.inference_mode, and a "
+            "gradient is needed, which cannot pass them; build or load the network outside of it"
+        ) from error
+
+
+@contextmanager
 def _dropping(model: nn.Module) -> Iterator[None]:
     """Plain dropout goes on inside, in a network that is in ``eval`` mode."""
     dropouts = _plain_dropouts(model)
@@ -414,7 +451,9 @@ def _dropping(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def _frozen(model: nn.Module) -> Iterator[None]:
     """Parameters need no gradient inside: a backward pass to the input is half the work."""
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    learning = [
+        parameter for parameter in model.parameters() if parameter.requires_grad and not parameter.is_inference()
+    ]
     for parameter in learning:
         parameter.requires_grad_(False)
     try:
