@@ -7,9 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from typer.testing import CliRunner
 
 import tensor_dropout as td
+from tensor_dropout import cli
 from tensor_dropout.exporting import export_merged, export_onnx, export_program
+from tensor_dropout.nets import build_net
 
 
 def plain():
@@ -73,6 +76,47 @@ def test_an_untouched_head_comes_back_as_it_was(tmp_path):
     state = load_file(tmp_path / "a.safetensors")
     assert sorted(state) == sorted(keys)
     plain().load_state_dict(state)
+
+
+@pytest.mark.parametrize("head", ["fc", "rtrl-cp"])
+def test_bfloat16_is_refused_by_onnx_with_advice(head, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    network = build_net("resnet-mini", outputs=5, input_shape=(1, 8, 8), head=head).bfloat16()
+    example = torch.randn(2, 1, 8, 8).bfloat16()
+    with pytest.raises(td.TensorDropoutError, match=r"torch\.bfloat16, .* convert it with \.float\(\) first"):
+        export_onnx(network, example, tmp_path / "a.onnx")
+    assert list(tmp_path.iterdir()) == []
+    assert export_onnx(network.float(), example.float(), tmp_path / "a.onnx") < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("dtype", "advice"), [(torch.float32, ""), (torch.float64, "; convert it with .float() first")], ids=str
+)
+def test_what_onnxruntime_does_not_run_is_refused_in_one_sentence(dtype, advice, tmp_path, monkeypatch):
+    """As convolutions in float64, for which it has no implementation."""
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+
+    def refuse(*args, **kwargs):
+        raise Exception("no implementation\nat all")
+
+    monkeypatch.setattr(runtime, "InferenceSession", refuse)
+    with pytest.raises(td.TensorDropoutError) as caught:
+        export_onnx(nn.Linear(3, 2, dtype=dtype), torch.randn(2, 3, dtype=dtype), tmp_path / "a.onnx")
+    wanted = f"export: onnxruntime does not run this network in {dtype}: Exception: no implementation{advice}"
+    assert str(caught.value) == wanted
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_line_refuses_bfloat16_in_one_sentence(tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    network = build_net("resnet-mini", outputs=5, input_shape=(1, 8, 8), head="rtrl-cp")
+    td.save(network.bfloat16(), tmp_path / "a.safetensors")
+    call = ["export", str(tmp_path / "a.safetensors"), "--to", "onnx", "-o", str(tmp_path / "a.onnx")]
+    result = CliRunner().invoke(cli.app, call)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: export: the network is in torch.bfloat16")
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "a.onnx").exists()
 
 
 class Branching(nn.Module):

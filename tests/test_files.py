@@ -7,10 +7,11 @@ import os
 import pickle
 import stat
 import struct
+from contextlib import contextmanager
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import tensor_dropout as td
@@ -74,6 +75,24 @@ def assert_same_function(one, two, x):
         model.train(training)
     for ours, theirs in zip(*outputs, strict=True):
         assert torch.equal(ours, theirs)
+
+
+@contextmanager
+def refused(message, model, error=td.TensorDropoutError):
+    """The block raises, and leaves every tensor, module and mode of the model as it was."""
+    modules, words = dict(model.named_modules(remove_duplicate=False)), repr(model)
+    modes, state = [module.training for module in modules.values()], model.state_dict(keep_vars=True)
+    values = [tensor.detach().clone() for tensor in state.values()]
+    with pytest.raises(error, match=message):
+        yield
+    assert list(dict(model.named_modules(remove_duplicate=False)).items()) == list(modules.items())
+    assert [module.training for module in modules.values()] == modes
+    now = model.state_dict(keep_vars=True)
+    assert list(now) == list(state)
+    for key, value in zip(state, values, strict=True):
+        assert now[key] is state[key]
+        assert torch.equal(now[key], value), key
+    assert repr(model) == words
 
 
 # Round trips.
@@ -254,6 +273,92 @@ def test_nothing_is_unpickled(path, monkeypatch):
         assert_same_function(each, layer, make_input(layer))
 
 
+# Layers, dropouts and weights that a model has twice are stored once.
+
+
+class Aliased(Network):
+    """The head under two names; files have the weights under the first in the alphabet."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.classifier = self.head
+
+
+class Twins(nn.Module):
+    """Two heads with one dropout, which the network may own as well."""
+
+    def __init__(self, theta=0.5, owned="", seed=0, **options):
+        super().__init__()
+        dropout = td.TensorDropout(theta, **options)
+        if owned:
+            self.add_module(owned, dropout)
+        self.mean = make_layer("cp", seed=seed, theta=None)
+        self.scale = make_layer("tucker", seed=seed, theta=None)
+        self.mean.dropout = self.scale.dropout = dropout
+
+    def forward(self, x):
+        return self.mean(x) + self.scale(x)
+
+
+class Tied(nn.Module):
+    """A head, and weights that are one another's, whole and in part."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        self.head = make_layer("cp", seed=seed)
+        self.one, self.two = (nn.Linear(4, 4, bias=False) for _ in range(2))
+        self.two.weight = self.one.weight
+        self.register_buffer("part", self.one.weight.detach()[1:3])
+
+
+def test_a_head_under_two_names(path):
+    trained = Aliased(theta=0.5, law="nested")
+    trained(IMAGES)
+    td.save(trained, path)
+    fresh = Aliased(theta=0.9, seed=3)
+    td.load(path, fresh)
+    assert fresh.classifier is fresh.head
+    assert repr(fresh) == repr(trained)
+    assert_same_function(fresh, trained, IMAGES)
+
+
+@pytest.mark.parametrize("owned", ["", "a_dropout", "the_dropout"])
+def test_a_dropout_that_layers_share(path, owned):
+    trained, fresh = Twins(0.3, owned, law="nested", scaling="paper"), Twins(0.9, owned, seed=3)
+    td.save(trained, path)
+    td.load(path, fresh)
+    assert fresh.mean.dropout is fresh.scale.dropout
+    assert not owned or fresh.get_submodule(owned) is fresh.mean.dropout
+    assert fresh.mean.config() == trained.mean.config()
+    assert_same_function(fresh, trained, make_input(trained.mean))
+    fresh.mean.dropout.theta = 0.7
+    assert float(fresh.scale.dropout.theta) == pytest.approx(0.7)
+
+
+def test_a_shared_dropout_into_layers_with_their_own_and_back(path):
+    trained, fresh = Twins(0.3), Twins(0.9, seed=3)
+    fresh.scale.dropout = td.TensorDropout(0.8)
+    td.save(trained, path)
+    td.load(path, fresh)
+    assert fresh.mean.dropout is not fresh.scale.dropout
+    assert_same_function(fresh, trained, make_input(trained.mean))
+    fresh.scale.dropout.theta = 0.6
+    td.save(fresh, path)
+    td.load(path, trained)
+    assert [float(layer.dropout.theta) for layer in (trained.mean, trained.scale)] == pytest.approx([0.3, 0.6])
+
+
+def test_weights_that_share_memory(path):
+    trained, fresh = Tied(), Tied(seed=3)
+    td.save(trained, path)
+    td.load(path, fresh)
+    assert all(torch.equal(fresh.state_dict()[name], value) for name, value in trained.state_dict().items())
+    assert fresh.two.weight is fresh.one.weight
+    fresh.two = nn.Linear(4, 4, bias=False)
+    with refused(r"lacks \['two\.weight'\]", fresh):
+        td.load(path, fresh)
+
+
 # What does not fit.
 
 BASE = {"input_shape": (8, 6, 5), "output_shape": 10, "rank": 4}
@@ -298,6 +403,50 @@ def test_a_model_whose_other_weights_do_not_fit_keeps_its_dropout(path):
     with pytest.raises(td.TensorDropoutError, match="do not fit the model"):
         td.load(path, other)
     assert "theta=0.9, law='bernoulli'" in repr(other.head)
+
+
+@pytest.mark.parametrize("build", [Network, Aliased, Twins], ids=lambda build: build.__name__)
+def test_another_shape_in_the_last_tensor_leaves_the_model_as_it_was(path, build):
+    saved, model = build(theta=0.5, law="nested"), build(theta=0.9, seed=3)
+    for each, size in ((saved, 5), (model, 6)):
+        each.register_buffer("zzz", torch.full((size,), float(size)))
+    td.save(saved, path)
+    assert list(load_file(path))[-1] == "zzz"
+    with refused(r"has another shape of \['zzz'\]", model):
+        td.load(path, model)
+
+
+class Fussy(Network):
+    """Its own hook refuses the weights when they are all in place."""
+
+    def __init__(self, error, **options):
+        super().__init__(**options)
+        self.error = error
+        self.register_load_state_dict_post_hook(self.refuse)
+
+    @staticmethod
+    def refuse(module, keys):
+        raise module.error
+
+
+@pytest.mark.parametrize(("theta", "present"), [(0.5, 0.9), (0.5, None), (None, 0.9)])
+@pytest.mark.parametrize("error", [RuntimeError("not\nthese"), KeyError("these"), KeyboardInterrupt()], ids=repr)
+def test_a_model_that_refuses_the_weights_itself_is_as_it_was(path, error, theta, present):
+    td.save(Network(theta=theta), path)
+    model = Fussy(error, theta=present, seed=3)
+    wanted = td.TensorDropoutError if isinstance(error, RuntimeError) else type(error)
+    with refused("Fussy did not take .* not these" if wanted is td.TensorDropoutError else None, model, wanted):
+        td.load(path, model)
+
+
+@pytest.mark.parametrize("theta", [2.0, float("nan"), [0.5, 0.5]], ids=str)
+def test_a_damaged_theta_among_the_weights_is_refused(path, theta):
+    td.save(make_layer("cp"), path)
+    model = make_layer("cp", theta=0.9, seed=3)
+    config = json.dumps({"version": 1, "layers": {"": make_layer("cp").config()}})
+    save_file(load_file(path) | {"dropout.theta": torch.tensor(theta)}, path, metadata={"tensor_dropout": config})
+    with refused("theta is the KEEP probability", model):
+        td.load(path, model)
 
 
 def test_a_network_needs_a_model_to_fill(path):

@@ -154,6 +154,22 @@ def test_two_converted_heads(path):
     assert all(torch.equal(left, right) for left, right in zip(other(x), model(x), strict=True))
 
 
+def test_a_converted_head_under_two_names(path):
+    def build():
+        model = nn.Sequential(*plain())
+        model.add_module("classifier", nn.Sequential(model[4]))
+        model.forward = lambda x: nn.Sequential.forward(model[:5], x)
+        return model.eval()
+
+    model, other, x = build(), build(), torch.randn(2, 3, 8, 8)
+    td.tensorize_(model, x, rank=3, dropout=0.6)
+    td.save(model, path)
+    td.load(path, other)
+    assert isinstance(other[4], TensorHead)
+    assert other.classifier[0] is other[4]
+    assert torch.equal(other(x), model(x))
+
+
 WRONG = {
     "another width": (lambda: plain(width=7), "."),
     "other outputs": (lambda: plain(outputs=6), "."),
@@ -337,6 +353,81 @@ def test_a_network_of_ours_that_was_changed_is_rebuilt_or_refused_with_advice(bu
         words, again = str(error), td.load(path, shaken(net))
     assert not words or "pass model=" in words
     assert torch.equal(again.eval()(X), net.eval()(X))
+
+
+def with_another_pooling(net):
+    net.maxpool = nn.AvgPool2d(3, stride=2, padding=1)
+
+
+def with_a_smooth_block(net):
+    net.layer2[0].relu = nn.SiLU()
+
+
+def with_circular_padding(net):
+    net.layer1[0].conv1.padding_mode = "circular"
+
+
+def with_another_norm(net):
+    net.bn1.eps = 0.1
+
+
+@pytest.mark.parametrize("convert", [False, True], ids=["as built", "converted"])
+@pytest.mark.parametrize(
+    "change",
+    [with_another_pooling, with_a_smooth_block, with_circular_padding, with_another_norm],
+    ids=lambda f: f.__name__,
+)
+def test_a_network_of_ours_with_another_function_is_not_built_anew(change, convert, path):
+    def build():
+        head = "fc" if convert else "rtrl-cp"
+        net = build_net("resnet18", outputs=3, input_shape=(3, 32, 32), stem="large", head=head).eval()
+        change(net)
+        if convert:
+            td.tensorize_(net, x, rank=2)
+        return net
+
+    x = torch.randn(2, 3, 32, 32)
+    net = build()
+    td.save(net, path)
+    with pytest.raises(td.TensorDropoutError, match="pass model="):
+        td.load(path)
+    assert torch.equal(td.load(path, build())(x), net(x))
+
+
+def test_a_plain_network_of_ours_with_another_function_is_not_saved(path):
+    net = own()
+    net.relu = nn.SiLU()
+    with pytest.raises(td.TensorDropoutError, match="was changed since build_net made it; use safetensors itself"):
+        td.save(net, path)
+    assert not path.exists()
+
+
+def test_a_pooling_that_was_another_one_before_surgery_is_not_built_anew(path):
+    """``merge_`` would put the pooling of ``build_net`` back."""
+    net = own()
+    net.avgpool = nn.Sequential(nn.AvgPool2d(2), nn.Flatten(1))
+    td.tensorize_(net, X)
+    td.save(net, path)
+    with pytest.raises(td.TensorDropoutError, match="pass model="):
+        td.load(path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("head", HEADS)
+def test_our_own_networks_are_rebuilt_in_any_precision_and_mode(head, dtype, path):
+    net = own(head).to(dtype).train()
+    net.layer1.eval()
+    td.save(net, path)
+    again = td.load(path)
+    assert {parameter.dtype for parameter in again.parameters()} == {dtype}
+    assert torch.equal(again.eval()(X.to(dtype)), net.eval()(X.to(dtype)))
+
+
+def test_a_network_of_ours_with_another_dropout_is_rebuilt(path):
+    net = own("rtrl-tucker", theta=0.6)
+    net.fc.dropout = td.TensorDropout(0.7, law="nested", scaling="paper")
+    td.save(net, path)
+    assert td.load(path).fc.config() == net.fc.config()
 
 
 def test_our_own_network_into_another_one(path):

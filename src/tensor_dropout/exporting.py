@@ -35,7 +35,8 @@ def export_onnx(network: nn.Module, example: Tensor, path: Path) -> float:
         The largest difference of onnxruntime's outputs from the network's, relative to its largest output.
 
     Raises:
-        TensorDropoutError: if the extra ``onnx`` is missing or the network cannot be exported.
+        TensorDropoutError: if the extra ``onnx`` is missing, the network cannot be exported, or onnxruntime cannot run
+            it, as in bfloat16.
     """
     try:
         import onnx  # noqa: F401 - the exporter needs it
@@ -45,6 +46,10 @@ def export_onnx(network: nn.Module, example: Tensor, path: Path) -> float:
         raise TensorDropoutError(
             f"export: {error.name} is not installed; install it with: pip install 'tensor-dropout[onnx]'"
         ) from error
+    if torch.bfloat16 in {example.dtype, *(tensor.dtype for tensor in network.state_dict().values())}:
+        raise TensorDropoutError(
+            "export: the network is in torch.bfloat16, which onnxruntime does not run; convert it with .float() first"
+        )
     network = copy.deepcopy(network).eval()
     batch = torch.export.Dim("batch", min=1)
     with replacing(path) as temporary, _quiet():
@@ -62,8 +67,14 @@ def export_onnx(network: nn.Module, example: Tensor, path: Path) -> float:
             raise TensorDropoutError(f"export: this network does not export to ONNX: {_first_line(error)}") from error
         assert program is not None
         program.save(str(temporary))
-        session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
-        found = session.run(None, {session.get_inputs()[0].name: example.numpy()})[0]
+        try:
+            session = onnxruntime.InferenceSession(str(temporary), providers=["CPUExecutionProvider"])
+            found = session.run(None, {session.get_inputs()[0].name: example.numpy()})[0]
+        except Exception as error:  # onnxruntime's have no class in common
+            advice = "" if example.dtype == torch.float32 else "; convert it with .float() first"
+            raise TensorDropoutError(
+                f"export: onnxruntime does not run this network in {example.dtype}: {_first_line(error)}{advice}"
+            ) from error
         return _difference(network, example, torch.as_tensor(found))
 
 

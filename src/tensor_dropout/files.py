@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_model, save_model
-from torch import nn
+from safetensors.torch import load_file, save_model
+from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
@@ -49,7 +49,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or one of
-            our own networks.
+            our own networks; if that was changed since ``build_net`` made it, :func:`load` needs a model to fill.
         path: where to write; ``.safetensors`` is the customary ending.
 
     Raises:
@@ -68,9 +68,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
     net = _describe_net(model)
     if not layers and net is None:
-        raise TensorDropoutError(
-            f"save: {type(model).__name__} has no tensor regression layer; use safetensors itself for plain models"
-        )
+        ours = ", and was changed since build_net made it" if isinstance(model, ResNet) and model.settings else ""
+        what = f"{type(model).__name__} has no tensor regression layer{ours}"
+        raise TensorDropoutError(f"save: {what}; use safetensors itself for plain models")
     config = {"version": FORMAT_VERSION, "library": __version__, "layers": layers}
     config |= {"net": net} if net is not None else {}
     config |= {"surgery": surgery} if (surgery := _describe_surgery(model)) else {}
@@ -118,14 +118,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
                 if dropout is not None:
                     dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
             thetas = {name: check_theta(each["theta"]) for name, each in layers.items() if "theta" in each}
-        before = {name: layer.dropout for name, layer in found.items()}
-        try:
-            _set_dropouts(found, dropouts)
-            _check_weights(target, path)
-            load_model(target, path)
-        except BaseException:
-            _set_dropouts(found, before)
-            raise
+        _fill(target, _read_weights(target, dropouts, path), path)
+        _set_dropouts(found, dropouts, exchange)
     for name, theta in thetas.items():  # plain dropout on the weight has no module that holds it
         found[name].theta = theta  # type: ignore[assignment]
     return model
@@ -206,13 +200,14 @@ def _describe_net(model: nn.Module) -> dict[str, Any] | None:
     """The settings that build one of our networks anew; None if it was changed in a way that they do not say."""
     if not isinstance(model, ResNet) or model.settings is None:
         return None
-    changed = tuple(f"{name}." for name in tensor_heads(model))
+    heads = tensor_heads(model)
     candidates = [model.settings]
     if isinstance(model.fc, TensorRegression):
         rank = model.fc.rank if isinstance(model.fc, CPRegression) else list(model.fc.rank)
         candidates.append({**model.settings, "rank": rank})  # after truncate_
     for settings in candidates:
-        if _shapes(model, changed) == _shapes(_build_net(settings, "meta"), changed):
+        fresh = _build_net(settings, "meta")
+        if _shapes(model, heads) == _shapes(fresh, heads) and _parts(model, heads) == _parts(fresh, heads):
             return dict(settings)
     return None
 
@@ -222,9 +217,33 @@ def _build_net(settings: dict[str, Any], device: str = "cpu") -> ResNet:
         return build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
 
 
-def _shapes(model: nn.Module, without: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+def _shapes(model: nn.Module, heads: Collection[str]) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor outside the heads."""
     state = model.state_dict().items()
-    return {name: tuple(tensor.shape) for name, tensor in state if not (without and name.startswith(without))}
+    return {name: tuple(tensor.shape) for name, tensor in state if not _is_inside(name, heads)}
+
+
+def _parts(model: nn.Module, heads: Collection[str]) -> dict[str, tuple[type, Any]]:
+    """The type and the settings of each module outside the heads, with the poolings as they were before surgery.
+
+    Of a tensor regression layer that is its structure; its dropout and θ are in its own config.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for pooled in [head.pooled for head in tensor_heads(model).values() if head.pooled is not None]:
+        for place in names_of(model, pooled.now):
+            modules = {name: module for name, module in modules.items() if not _is_inside(name, [place])}
+            modules |= dict(pooled.before.named_modules(prefix=place, remove_duplicate=False))
+    layers = {name: module.config() for name, module in modules.items() if isinstance(module, TensorRegression)}
+    return {
+        name: (type(module), [layers[name][key] for key in _STRUCTURE] if name in layers else module.extra_repr())
+        for name, module in modules.items()
+        if not _is_inside(name, heads) and (name in layers or not _is_inside(name, layers))
+    }
+
+
+def _is_inside(name: str, places: Collection[str]) -> bool:
+    """Whether a name is one of these places, or lies inside one."""
+    return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
 def _describe_surgery(model: nn.Module) -> dict[str, Any]:
@@ -306,10 +325,25 @@ def _build_dropout(config: dict[str, Any] | None) -> TensorDropout | None:
     return None if config is None else TensorDropout(**config)
 
 
-def _set_dropouts(layers: dict[str, TensorRegression], dropouts: dict[str, TensorDropout | None]) -> None:
+def _set_dropouts(
+    layers: dict[str, TensorRegression], dropouts: dict[str, TensorDropout | None], exchange: Exchange
+) -> None:
+    """Give each layer its dropout; layers that shared one go on sharing it if the file has equal ones for them."""
+    placed: list[TensorDropout] = []
     for name, layer in layers.items():
-        dropout = dropouts[name]
-        layer.dropout = None if dropout is None else dropout.to(layer.operands()[0].device).train(layer.training)
+        dropout, present = dropouts[name], layer.dropout
+        if dropout is None:
+            del layer.dropout  # else torch keeps a module None under that name
+            layer.dropout = None
+            continue
+        dropout.to(layer.operands()[0].device).train(layer.training)
+        if present is None:
+            layer.dropout = dropout
+        elif present not in placed:
+            exchange.put(present, dropout)
+            placed.append(dropout)
+        elif present.config() != dropout.config():
+            layer.dropout = dropout
 
 
 def _describe(layers: Collection[str]) -> str:
@@ -329,17 +363,65 @@ def _match(layers: dict[str, Any], found: dict[str, TensorRegression], path: str
                 )
 
 
-def _check_weights(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Check names and shapes before anything is overwritten; tied weights are stored once."""
-    state = model.state_dict()
-    with safe_open(path, framework="pt") as file:
-        saved = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a mapping
-    stored = {state[key].data_ptr() for key in saved if key in state}
-    missing = [key for key, tensor in state.items() if key not in saved and tensor.data_ptr() not in stored]
+def _read_weights(
+    model: nn.Module, dropouts: dict[str, TensorDropout | None], path: str | os.PathLike[str]
+) -> dict[str, Tensor]:
+    """The tensors of the file by name, checked against the model; tensors that share memory are stored once.
+
+    The θ of a tensor dropout goes into ``dropouts``, which has it from the config already where it is not stored.
+    """
+    saved, state = load_file(path), model.state_dict()
+    stored = [_span(state[key]) for key in saved if key in state]
+    for key, name in _theta_keys(model).items():
+        state.pop(key, None)
+        dropout = dropouts[name]
+        if dropout is not None and key in saved:
+            dropout.theta = saved.pop(key)
     for problem, names in (
-        ("lacks", missing),
+        ("lacks", [key for key in state if key not in saved and not _is_within(state[key], stored)]),
         ("has, beyond the model,", [key for key in saved if key not in state]),
-        ("has another shape of", [key for key in saved if key in state and saved[key] != tuple(state[key].shape)]),
+        ("has another shape of", [key for key in saved if key in state and saved[key].shape != state[key].shape]),
     ):
         if names:
             raise TensorDropoutError(f"load: the weights of {path} do not fit the model: the file {problem} {names}")
+    return saved
+
+
+def _theta_keys(model: nn.Module) -> dict[str, str]:
+    """The tensor regression layer by each key that a state dict may have for its θ: one for each of its names."""
+    names = {layer: name for name, layer in tensor_layers(model).items()}
+    modules = model.named_modules(remove_duplicate=False)
+    return {
+        f"{name}.dropout.theta".removeprefix("."): names[module]
+        for name, module in modules
+        if isinstance(module, TensorRegression)
+    }
+
+
+def _span(tensor: Tensor) -> tuple[torch.device, int, int]:
+    """The memory of a tensor: device, first byte, end."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.device, tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
+
+
+def _is_within(tensor: Tensor, spans: list[tuple[torch.device, int, int]]) -> bool:
+    """Whether a tensor is filled with others: a tied weight, or a view of one."""
+    device, first, end = _span(tensor)
+    return any(device == where and start <= first and end <= stop for where, start, stop in spans)
+
+
+def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[str]) -> None:
+    """Copy checked tensors into a model; if a hook of its own fails, it is as it was."""
+    state = {key: tensor for key, tensor in model.state_dict().items() if not tensor.is_meta}
+    before = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+    try:
+        model.load_state_dict(weights, strict=False)
+    except BaseException as error:
+        for key, tensor in state.items():
+            tensor.copy_(before[key])
+        if isinstance(error, RuntimeError):
+            reason = " ".join(str(error).split())
+            raise TensorDropoutError(
+                f"load: {type(model).__name__} did not take the weights of {path}: {reason}"
+            ) from error
+        raise
