@@ -191,6 +191,16 @@ def test_theta_travels_in_state_dicts_and_may_be_missing_from_them(format):
     assert torch.equal(other(x), plain(x))
 
 
+@pytest.mark.parametrize("assign", [False, True], ids=["copy", "assign"])
+@pytest.mark.parametrize("theta", [0.0, -0.5, 1.5, torch.nan, torch.inf])
+def test_a_state_dict_with_an_impossible_theta_is_refused(theta, assign):
+    net = nn.Sequential(make_layer("cp", theta=0.9))
+    state = {**net.state_dict(), "0.dropout.theta": torch.tensor(theta)}
+    with pytest.raises(RuntimeError, match=r"0\.dropout\.theta: TensorDropout: theta is the KEEP probability.*, got"):
+        net.load_state_dict(state, assign=assign)
+    assert torch.equal(net[0].dropout.theta, THETA)
+
+
 # What it says of itself.
 
 

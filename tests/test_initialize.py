@@ -110,6 +110,47 @@ def test_the_weight_has_the_norm_of_a_pooled_linear(format, init, rank):
         torch.testing.assert_close(torch.stack(squares), torch.full((INITIALISATIONS,), target))
 
 
+ONE_TO_ONE = [((1, 4, 4), 1, 4), ((1, 2, 2), 1, 2), ((1, 3, 5), (1, 1), 3), ((1, 2, 3, 4), 1, 6)]
+
+
+@pytest.mark.parametrize(("shape", "outputs", "rank"), ONE_TO_ONE)
+def test_a_cp_layer_from_one_channel_to_one_output_starts_as_pooling_in_parts_that_differ(shape, outputs, rank):
+    """Of equal columns training would keep the sum alone, and columns of opposite signs would cancel."""
+    layer = FORMATS[CP](shape, outputs, rank)
+    target = 1 / (3 * torch.tensor(shape).prod()) ** 0.5
+    for _ in range(40):
+        layer.reset_parameters()
+        columns = torch.cat([factor.detach() for factor in layer.factors])
+        assert torch.pdist(columns.T).min() > 1e-3 * columns.norm(dim=0).mean()
+        weight = layer.dense_weight().detach()
+        torch.testing.assert_close(weight.norm(), target)
+        torch.testing.assert_close(weight, weight.mean().expand_as(weight), rtol=1e-4, atol=1e-6)
+
+
+def test_a_cp_layer_from_one_channel_to_one_output_can_learn_all_its_ranks():
+    torch.manual_seed(0)
+    target = torch.randn(6, 4) @ torch.randn(4, 6)
+    target /= target.norm()
+    layer = FORMATS[CP]((1, 6, 6), 1, 6, bias=False)
+    optimizer = torch.optim.Adam(layer.parameters(), 0.03)
+    for _ in range(600):
+        loss = (layer.dense_weight()[0, :, :, 0] - target).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.01  # equal columns: 0.3, all but the largest singular value
+
+
+def test_more_channels_or_outputs_start_with_the_columns_of_average_pooling():
+    """Their columns differ anyway: what a seed draws there is what it always drew."""
+    for shape, outputs in (((2, 3, 4), 1), ((1, 3, 4), 2)):
+        torch.manual_seed(0)
+        layer = FORMATS[CP](shape, outputs, 3)
+        for factor in list(layer.factors)[1:3]:
+            torch.testing.assert_close(factor, factor[0, 0].expand_as(factor))
+        assert torch.pdist(torch.cat(list(layer.factors)).T).min() > 1e-3
+
+
 @every_format
 @pytest.mark.parametrize("init", ["pool", "normal"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

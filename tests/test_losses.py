@@ -236,6 +236,15 @@ def test_expected_cross_entropy_takes_probabilities_trains_and_vanishes_at_theta
     torch.testing.assert_close(td.expected_cross_entropy(layer, x, y), F.cross_entropy(layer.eval()(x), y))
 
 
+def test_expected_cross_entropy_leaves_out_the_rows_that_torch_ignores():
+    layer = td.TuckerRegression((6, 3, 3), 5, (4, 2, 2, 4), init="normal", dropout=0.5)
+    x, y = torch.randn(8, 6, 3, 3), torch.randint(5, (8,))
+    x[1::2] *= 30
+    y[1::2] = -100
+    torch.testing.assert_close(td.expected_cross_entropy(layer, x, y), td.expected_cross_entropy(layer, x[::2], y[::2]))
+    assert td.expected_cross_entropy(layer, x, torch.full_like(y, -100)).isnan()  # as F.cross_entropy
+
+
 @pytest.mark.parametrize(
     ("outputs", "y", "message"),
     [

@@ -466,6 +466,31 @@ def test_no_graph_is_built_and_nothing_is_warned_of():
         assert all(p.is_leaf and p.requires_grad for p in model.parameters())
 
 
+@every_format
+@pytest.mark.parametrize("outputs", [4, (2, 2)], ids=["one output mode", "two"])
+@pytest.mark.parametrize("trained", ["nothing", "one operand", "bias"])
+def test_what_is_frozen_stays_frozen(format, outputs, trained):
+    def make():
+        layer = make_layer(format, input_shape=(4, 3, 3), output_shape=outputs, rank=2).requires_grad_(False)
+        chosen = {
+            "nothing": [],
+            "one operand": [next(p for p in layer.parameters() if p is not layer.bias)],
+            "bias": [layer.bias],
+        }[trained]
+        for parameter in chosen:
+            parameter.requires_grad_(True)
+        return nn.Sequential(layer)
+
+    model = make()
+    before = {name: p.requires_grad for name, p in model.named_parameters()}
+    td.truncate_(model, 1)
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == before
+    model = make()
+    td.merge_(model)
+    linear = next(m for m in model.modules() if isinstance(m, nn.Linear))
+    assert (linear.weight.requires_grad, linear.bias.requires_grad) == (trained == "one operand", trained == "bias")
+
+
 def test_several_layers_take_one_int():
     model = nn.Sequential(make_layer("tucker"), make_layer("cp", input_shape=(10,), rank=7))
     report = td.truncate_(model, 3)

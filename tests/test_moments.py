@@ -222,6 +222,19 @@ def test_a_law_without_moments_needs_samples_and_then_says_its_error():
     assert ((sampled.variance - exact.variance).abs() < 6 * sampled.standard_error.variance).all()
 
 
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_sampled_moments_are_not_the_rounding_of_half_precision(precision):
+    layer = td.CPRegression((6, 3, 3), 1, rank=4, dropout=0.9)
+    torch.nn.init.constant_(layer.bias, 70.0)
+    x = torch.randn(3, 6, 3, 3)
+    if precision == "bfloat16":
+        layer, x = layer.bfloat16(), x.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        exact, sampled = layer.moments(x), layer.moments(x, n_samples=800)
+    assert sampled.variance.dtype == torch.float32
+    torch.testing.assert_close(sampled.variance, exact.variance, rtol=0.4, atol=0)
+
+
 @pytest.mark.parametrize("n_samples", [0, 1, 2.5, True, "many"])
 def test_a_bad_number_of_samples_is_refused(n_samples):
     made, x = make("cp-vector", "bernoulli")

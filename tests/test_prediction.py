@@ -133,3 +133,43 @@ def test_compiled_networks_are_looked_through():
     net = make_network()
     compiled = torch.compile(net, backend="aot_eager")
     torch.testing.assert_close(td.predict(compiled, X, mode="exact").std, td.predict(net, X, mode="exact").std)
+
+
+def make_ages(dtype):
+    """Ages near 70 years with a spread of weeks: in bfloat16 numbers there are half a year apart."""
+    torch.manual_seed(0)
+    head = td.CPRegression((6, 3, 3), 1, rank=4, dropout=0.9)
+    nn.init.constant_(head.bias, 70.0)
+    return nn.Sequential(nn.Conv2d(2, 6, 3), head).to(dtype), X.to(dtype)
+
+
+@pytest.mark.parametrize("ending", [nn.Identity(), nn.Flatten(0)], ids=["head", "reshape"])
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_the_spread_of_samples_is_not_the_rounding_of_half_precision(precision, ending):
+    net, x = make_ages(torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    whole = nn.Sequential(*net, ending)
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        exact = td.predict(net, x, mode="exact")
+        sampled = td.predict(whole, x, mode="sample", n_samples=800)
+        plain = whole.eval()(x)
+    assert plain.dtype == torch.bfloat16  # the network itself is left as it was
+    assert sampled.std.dtype == torch.float32
+    torch.testing.assert_close(sampled.std.flatten(), exact.std.flatten(), rtol=0.2, atol=0)
+    assert ((sampled.mean - 70).abs() > 0).all()
+
+
+def test_sampling_goes_on_where_a_later_layer_takes_half_precision_only():
+    head = td.CPRegression((4, 3, 3), 5, 6, init="normal", dropout=0.7)
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), head, nn.Linear(5, 2)).bfloat16()
+    sampled = td.predict(net, X.bfloat16(), mode="sample", task="regression")
+    assert sampled.std.dtype == torch.bfloat16
+    assert (sampled.std > 0).all()
+
+
+def test_sampling_under_fixed_masks_is_refused():
+    net = make_network()
+    with td.fixed_masks(net):
+        td.predict(net, X)
+        with pytest.raises(td.TensorDropoutError, match=r"are fixed; call it outside td\.fixed_masks"):
+            td.predict(net, X, mode="sample")
+    assert (td.predict(net, X, mode="sample").std > 0).all()

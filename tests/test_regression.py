@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from itertools import product
 
 import pytest
@@ -298,6 +300,21 @@ def test_fixed_masks_end_with_an_exception():
     with pytest.raises(KeyError), td.fixed_masks(layer):
         raise KeyError
     assert not torch.equal(layer(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, copy.copy, lambda layer: pickle.loads(pickle.dumps(layer))],
+    ids=["deepcopy", "copy", "pickle"],
+)
+def test_copies_made_inside_fixed_masks_draw_their_own(duplicate):
+    layer = make_layer("cp", theta=0.5)
+    x = make_input(layer)
+    with td.fixed_masks(layer):
+        other = duplicate(layer)
+        assert torch.equal(layer(x), layer(x))
+        assert not torch.equal(other(x), other(x))
+    assert torch.equal(other.eval()(x), layer.eval()(x))
 
 
 class FailingLaw:

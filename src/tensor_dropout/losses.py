@@ -17,6 +17,9 @@ from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 
+IGNORED = -100
+"""The class number of a row that does not count: torch's ``ignore_index``."""
+
 
 def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal["exact", "paper"] = "exact") -> Tensor:
     """The mean of ``F.mse_loss(model(x), y)`` over all masks, in closed form.
@@ -26,7 +29,9 @@ def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal
     ``regularizer="paper"`` keeps them, as an approximation, to reproduce the paper's figures.
 
     The call goes through ``model.forward``, so DDP, FSDP2 and ``torch.compile`` see it. In ``train`` mode other
-    random layers of the network still draw; the expectation is over the masks of the last layer.
+    random layers of the network still draw; the expectation is over the masks of the last layer. Gradient checkpointing
+    may be around any part of the network but that layer, here and in :func:`expected_cross_entropy`: computed again in
+    ``backward``, it would return its plain output.
 
     Args:
         model: a tensor regression layer, or a network whose last layer is one.
@@ -113,7 +118,7 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     Args:
         model: a tensor regression layer with one output mode, or a network whose last layer is one.
         x: the input of the model.
-        y: class numbers (B,), or class probabilities (B, O).
+        y: class numbers (B,), -100 for a row that does not count, as in torch; or class probabilities (B, O).
 
     Raises:
         TensorDropoutError: if shapes do not fit, or x or y has a NaN or infinity.
@@ -132,7 +137,9 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             f"expected_cross_entropy: y holds class numbers of shape {tuple(mean.shape[:1])} or probabilities of shape "
             f"{tuple(mean.shape)}, got {y.dtype} of shape {tuple(y.shape)}"
         )
-    return F.cross_entropy(mean, y) + 0.5 * curvature.mean()
+    counted = y != IGNORED if classes else torch.ones_like(curvature, dtype=torch.bool)
+    penalty = torch.where(counted, curvature, 0).sum() / counted.sum()
+    return F.cross_entropy(mean, y, ignore_index=IGNORED) + 0.5 * penalty
 
 
 class Expected(NamedTuple):

@@ -13,7 +13,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.emission import emit, unwrap
 from tensor_dropout.layers.moments import Moments
-from tensor_dropout.layers.regression import TensorRegression, randomized_layers
+from tensor_dropout.layers.regression import TensorRegression, in_full_precision, randomized_layers
 
 
 class Prediction(NamedTuple):
@@ -45,7 +45,9 @@ def predict(
     """Predict with uncertainty; the network is put in ``eval`` mode for the call, without gradients.
 
     - "mean": the deterministic network with the mean weight. No std.
-    - "sample": ``n_samples`` passes of the whole network with fresh masks (Monte-Carlo tensor dropout).
+    - "sample": ``n_samples`` passes of the whole network with fresh masks (Monte-Carlo tensor dropout). The randomized
+      layers compute in at least float32, also under autocast; where a later layer in half precision does not take that,
+      the std has the rounding of the network's output.
     - "exact": mean and std in closed form, in ONE pass. The averaged softmax has no closed form: ``probs``,
       ``entropy`` and ``mutual_information`` average ``n_samples`` draws of the last layer alone, on the same features.
 
@@ -57,7 +59,8 @@ def predict(
         task: "classification" or "regression"; None takes outputs (B, O) with O > 1 for logits.
 
     Raises:
-        TensorDropoutError: if nothing is random, or for "exact" if the randomness is not only in the last layer.
+        TensorDropoutError: if nothing is random, for "sample" if the masks are fixed, or for "exact" if the randomness
+            is not only in the last layer.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -77,16 +80,31 @@ def predict(
             f"predict: {type(model).__name__} has no tensor regression layer with dropout, so mode={mode!r} has "
             "nothing to average; use mode='mean'"
         )
+    if mode == "sample" and any(layer._fixed_masks is not None for layer in randomized_layers(model)):
+        raise TensorDropoutError(
+            f"predict: mode='sample' draws masks, but those of {type(model).__name__} are fixed; call it outside "
+            "td.fixed_masks, or use mode='mean'"
+        )
     with torch.no_grad(), evaluating(model):
         if mode == "exact":
             return _predict_exact(model, x, n_samples, task)
         if mode == "sample":
             with at_test(model, "sample"):
-                draws = torch.stack([_run(model, x) for _ in range(n_samples)])
+                draws = _draw(model, x, n_samples)
             return _describe(draws.mean(0), draws.std(0), draws, task)
         with at_test(model, "mean"):
             output = _run(model, x)
         return _describe(output, None, output.unsqueeze(0), task)
+
+
+def _draw(model: nn.Module, x: Tensor, n_samples: int) -> Tensor:
+    """(n_samples, B, *output_shape), in at least float32 where the network lets it through."""
+    try:
+        with in_full_precision(model):
+            return torch.stack([_run(model, x) for _ in range(n_samples)])
+    except (RuntimeError, TensorDropoutError):
+        pass  # a later layer in half precision does not take float32; any other failure comes again
+    return torch.stack([_run(model, x) for _ in range(n_samples)])
 
 
 def _run(model: nn.Module, x: Tensor) -> Tensor:
@@ -118,7 +136,7 @@ def _predict_exact(model: nn.Module, x: Tensor, n_samples: int, task: str | None
         if not _is_classification(moments.mean, task):
             return moments
         masks = (layer.draw_masks(len(features)) for _ in range(n_samples))
-        return _Draws(moments, torch.stack([layer.regress(features, mask) for mask in masks]))
+        return _Draws(moments, torch.stack([layer.regress_precisely(features, mask) for mask in masks]))
 
     # Eager and unwrapped: each call brings a function of its own, for which a compiled network would recompile.
     emitted = emit(unwrap(model), x, describe_head, (Moments, _Draws), "predict")

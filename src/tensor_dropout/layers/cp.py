@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.layers.initialize import fill_orthonormal_, random_directions, target_norm
+from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_parts_, random_directions, target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, cp_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -27,8 +27,8 @@ class CPRegression(TensorRegression):
             of all sizes but one.
         dropout: a :class:`TensorDropout`; a number θ is short for ``TensorDropout(θ)``.
         bias: whether to add a bias of ``output_shape``.
-        init: "pool": spatial columns start as average pooling; "normal": Gaussian. Either way the output has the
-            variance of pooling + nn.Linear.
+        init: "pool": spatial columns start as average pooling, with one channel and one output as R different parts
+            of it; "normal": Gaussian. Either way the output has the variance of pooling + nn.Linear.
         device: where the parameters live.
         dtype: their type.
 
@@ -61,6 +61,9 @@ class CPRegression(TensorRegression):
         self.factors = nn.ParameterList(torch.empty(size, self.rank, **factory) for size in self.weight_shape)
 
     def _fill(self) -> None:
+        if self.init == "pool" and self.rank > 1 and self.input_shape[0] * prod(self.output_shape) == 1:
+            self._fill_parts()
+            return
         # With columns of unit length in random directions the squared norms of the R terms add up to ‖W‖².
         each = (target_norm(self.input_shape, self.output_shape) / self.rank**0.5) ** (1 / len(self.weight_shape))
         space = range(1, len(self.input_shape))
@@ -71,6 +74,23 @@ class CPRegression(TensorRegression):
                 factor.fill_(factor.shape[0] ** -0.5)
             else:
                 fill_orthonormal_(factor)
+            factor.mul_(each)
+
+    def _fill_parts(self) -> None:
+        """Average pooling in R parts: with one channel and one output equal spatial columns would stay equal forever.
+
+        ``Σ_r (p + a_r) ∘ p ∘ … ∘ p = R p ∘ … ∘ p`` for ``Σ_r a_r = 0``: the columns differ along the longest mode.
+        """
+        each = (target_norm(self.input_shape, self.output_shape) / self.rank) ** (1 / len(self.weight_shape))
+        space = range(1, len(self.input_shape))
+        longest = max(space, key=lambda mode: self.weight_shape[mode], default=None)
+        for mode, factor in enumerate(self.factors):
+            if mode == longest:
+                fill_pooling_parts_(factor)
+            elif mode in space:
+                factor.fill_(factor.shape[0] ** -0.5)
+            else:
+                factor.copy_(torch.randn(1, 1, device=factor.device, dtype=torch.float32).sign())
             factor.mul_(each)
 
     def _indices(self) -> tuple[str, list[str], str, str]:

@@ -203,10 +203,28 @@ class TensorDropout(nn.Module):
         self._buffers["theta"] = theta.to(device="cpu" if self.theta.is_meta else self.theta.device)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         # θ is optional in a state dict: the weights of a plain layer load into a randomized one.
-        state_dict.setdefault(prefix + "theta", self.theta)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        key = prefix + "theta"
+        theta = state_dict.setdefault(key, self.theta)
+        if isinstance(theta, Tensor) and theta.numel() == 1 and not theta.is_meta:
+            try:
+                check_theta(theta)
+            except TensorDropoutError as error:
+                error_msgs.append(f"{key}: {error}")
+                state_dict[key] = self.theta  # θ stays as it was
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
 
 def find_dropouts(model: nn.Module) -> list[TensorDropout]:

@@ -38,6 +38,19 @@ def fill_orthonormal_(matrix: Tensor) -> None:
     matrix.copy_(directions / directions.norm(dim=0, keepdim=True))
 
 
+def fill_pooling_parts_(matrix: Tensor) -> None:
+    """Fill (size, R) with columns that differ and whose mean is average pooling, scaled to unit length.
+
+    What each has beside the pooling is orthogonal to it and of unit length in the mean square.
+    """
+    size, rank = matrix.shape
+    parts = torch.randn(size, rank, device=matrix.device, dtype=torch.float32)
+    parts -= parts.mean(0)
+    parts -= parts.mean(1, keepdim=True)
+    length = parts.norm().clamp(min=torch.finfo(parts.dtype).tiny)  # 0 where the size is 1: nothing is orthogonal
+    matrix.copy_(size**-0.5 + parts * (rank**0.5 / length))
+
+
 def fill_pooling_(matrix: Tensor) -> None:
     """Fill (size, R): the first column is average pooling, scaled to unit length, the others orthogonal to it."""
     size, rank = matrix.shape

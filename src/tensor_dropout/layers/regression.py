@@ -52,6 +52,8 @@ class TensorRegression(nn.Module, ABC):
     bias: nn.Parameter | None
     _kernel: Literal["tucker", "cp"] | None = None
     """The fused head that computes this format on a GPU."""
+    _precise = False
+    """Whether ``forward`` computes in at least float32, as :func:`in_full_precision` asks."""
 
     def __init__(
         self,
@@ -183,19 +185,35 @@ class TensorRegression(nn.Module, ABC):
         self._check_input(x)
         if self._emit is not None:
             return self._emit(self, x)
-        return self.regress(x, self._masks(x.shape[0]))
+        regress = self.regress_precisely if self._precise else self.regress
+        return regress(x, self._masks(x.shape[0]))
 
     def regress(self, x: Tensor, masks: Masks) -> Tensor:
         """``⟨x, W̃⟩ + b`` under given masks, one entry per rank axis: None, (R,), or (B, R) per sample."""
-        operands = self.operands()
+        return self._regress(x, self.operands(), self.bias, masks)
+
+    def regress_precisely(self, x: Tensor, masks: Masks) -> Tensor:
+        """The same in at least float32, also under autocast: for the spread of draws, finer than a half's rounding.
+
+        Near a bias of 70 numbers in bfloat16 are 0.5 apart.
+        """
+        if type(self).regress is not TensorRegression.regress:  # sharded: computes in its own way
+            return self.regress(x, masks)
+        operands, bias = self.operands(), self.bias
+        dtype = torch.promote_types(torch.promote_types(x.dtype, operands[0].dtype), torch.float32)
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
+            wide = [operand.to(dtype) for operand in operands]
+            return self._regress(x.to(dtype), wide, None if bias is None else bias.to(dtype), masks)
+
+    def _regress(self, x: Tensor, operands: list[Tensor], bias: Tensor | None, masks: Masks) -> Tensor:
         if self._weight_plan is not None and not any(mask is not None and mask.ndim == 2 for mask in masks):
             y = apply_weight(x, contract(operands[0], operands[1:], masks, self._weight_plan))
         else:
-            fused = fused_head(self._kernel, x, operands, self.bias, masks)
+            fused = fused_head(self._kernel, x, operands, bias, masks)
             if fused is not None:
                 return fused
             y = contract(x, operands, masks, self._plan)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        return y if bias is None else y + bias.to(y.dtype)
 
     def moments(self, x: Tensor, *, covariance: bool = False, n_samples: int | None = None) -> Moments | SampledMoments:
         """Exact mean and variance of every output over the masks, in one pass and differentiable.
@@ -276,7 +294,7 @@ class TensorRegression(nn.Module, ABC):
             raise TensorDropoutError(
                 f"{type(self).__name__}.moments: n_samples is an integer of at least 2, got {n_samples!r}"
             )
-        draws = torch.stack([self.regress(x, self.draw_masks(x.shape[0])) for _ in range(n_samples)])
+        draws = torch.stack([self.regress_precisely(x, self.draw_masks(x.shape[0])) for _ in range(n_samples)])
         return sampled_moments(draws, len(self.output_shape), covariance=covariance)
 
     def dense_weight(self) -> Tensor:
@@ -365,6 +383,10 @@ class TensorRegression(nn.Module, ABC):
             )
         return layer.to_empty(device=like.device).train(self.training)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy made inside fixed_masks would never leave the block.
+        return {**self.__dict__, "_fixed_masks": None}
+
     def extra_repr(self) -> str:
         """Shapes, rank and how much smaller than dense."""
         shapes = f"{self.input_shape} -> {self.output_shape}, rank={self.rank}, bias={self.bias is not None}"
@@ -392,11 +414,26 @@ def randomized_layers(model: nn.Module) -> list[TensorRegression]:
 
 
 @contextmanager
+def in_full_precision(model: nn.Module) -> Iterator[None]:
+    """The randomized layers compute in at least float32 inside the block, whatever the precision of the network."""
+    layers = randomized_layers(model)
+    for layer in layers:
+        layer._precise = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._precise = False
+
+
+@contextmanager
 def fixed_masks(model: nn.Module) -> Iterator[nn.Module]:
     """Keep one thinned network over many batches: masks are drawn once, on entry.
 
     Inside, every randomized layer uses its one mask for all samples, in ``train`` and ``eval`` mode alike (so that
-    a thinned network can be evaluated with batch norm at rest). A later block draws a new network.
+    a thinned network can be evaluated with batch norm at rest). A later block draws a new network. Copies and pickles
+    do not keep the masks. Under gradient checkpointing ``backward`` must run inside the block too: it computes the
+    layers again.
 
     Args:
         model: a layer or any module that contains some.

@@ -129,11 +129,14 @@ def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]
         plain = nn.Linear(rows.shape[1], outputs, **options)  # type: ignore[arg-type]
     plain = plain.to_empty(device=like.device)  # made without drawing: the generator stays where it is
     plain.get_parameter("weight").copy_(rows.reshape(plain.get_parameter("weight").shape))
+    factors = (parameter for parameter in regression.parameters() if parameter is not regression.bias)
+    plain.get_parameter("weight").requires_grad_(any(factor.requires_grad for factor in factors))
     if regression.bias is not None:
         if regression.bias.ndim == 1:
             plain.register_parameter("bias", regression.bias)  # the same parameter: an optimizer keeps its state
         else:
             plain.get_parameter("bias").copy_(regression.bias.flatten())
+            plain.get_parameter("bias").requires_grad_(regression.bias.requires_grad)
     return plain
 
 
@@ -259,5 +262,7 @@ def _shorten(regression: TensorRegression, rank: int | Sequence[int]) -> TensorR
             values[last] = multiply_along(values[last], ratio, indices[last].index(letters[axis]))
     for operand, value in zip(short.operands(), values, strict=True):
         operand.copy_(value)
+    for name, parameter in short.named_parameters():  # what was frozen stays frozen
+        parameter.requires_grad_(regression.get_parameter(name).requires_grad)
     short.bias = regression.bias
     return short
