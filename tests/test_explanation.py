@@ -539,8 +539,10 @@ def test_bad_usage(scans, trained, tmp_path):
 def test_what_was_written_before_a_bad_file_is_whole(scans, trained, tmp_path):
     scan, out = first(scans, "*.nii.gz"), tmp_path / "out"
     (tmp_path / "bad.nii").write_text("not a scan")
-    assert "bad.nii" in fail(scan, tmp_path / "bad.nii", "--model", trained("rtrl-cp"), "-o", out)
-    assert sorted(path.name for path in out.iterdir()) == ["sub-00_T1w.json", "sub-00_T1w.png"]
+    result = invoke(scan, tmp_path / "bad.nii", "--model", trained("rtrl-cp"), "-o", out)
+    assert result.exit_code == 1
+    assert "Error: predict: 1 of 2 files could not be predicted: " in result.output.splitlines()[-1]
+    assert sorted(path.name for path in out.iterdir()) == ["predictions.csv", "sub-00_T1w.json", "sub-00_T1w.png"]
     assert read_record(out / "sub-00_T1w.json")["prediction"]["age"] > 0
 
 
