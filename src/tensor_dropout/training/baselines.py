@@ -45,9 +45,9 @@ class Ridge:
 def predict_ridge(data: Data) -> Ridge | None:
     """Ridge regression on the pictures or volumes; None where it does not apply or would be too large.
 
-    Each is scaled by what is not background, as is usual for brains without skull (linear models gain from it). Cubes
-    and penalty are those with the smallest leave-one-out error on the training examples, which has a closed form; the
-    test examples choose nothing. On the CPU: a GPU may be full of the network that it is compared with.
+    Each is scaled by what is not background, as is usual for brains without skull; that it gains from it was seen on
+    IXI, where it is also reported. Cubes and penalty are those with the smallest leave-one-out error on the training
+    examples, which has a closed form. On the CPU: a GPU may be full of the network that it is compared with.
 
     Args:
         data: a regression whose inputs are pictures or volumes in memory.
