@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import re
 import shutil
 from collections import Counter
@@ -645,7 +646,7 @@ class Job:
 @pytest.fixture
 def engine(monkeypatch):
     """Stands in for submitit: what it was told, and its jobs, which are done at once without a result."""
-    told = SimpleNamespace(jobs=[], shares=[], parameters={}, done=True, error=None)
+    told = SimpleNamespace(jobs=[], shares=[], gpus=[], parameters={}, done=True, error=None)
 
     class Executor:
         def __init__(self, folder, cluster):
@@ -654,8 +655,9 @@ def engine(monkeypatch):
         def update_parameters(self, **parameters):
             told.parameters |= parameters
 
-        def submit(self, function, share, place):
+        def submit(self, function, share, place, gpu):
             told.shares.append(share)
+            told.gpus.append(gpu)
             told.jobs.append(Job(done=told.done))
             told.jobs[-1].error = told.error
             return told.jobs[-1]
@@ -674,6 +676,37 @@ def test_an_interruption_cancels_the_jobs(tmp_path, engine, monkeypatch):
         reproduce(tmp_path, "cifar100", workers=3)
     assert [job.cancelled for job in engine.jobs] == [1, 1, 1]
     assert sum(len(unit) for share in engine.shares for unit in share) == 12
+
+
+@pytest.mark.parametrize(
+    ("visible", "device", "expected"),
+    [
+        (None, "auto", ["0", "1", "0"]),
+        (None, "cuda", ["0", "1", "0"]),
+        (None, "cuda:1", ["1", "1", "1"]),
+        ("3,GPU-5a", "auto", ["3", "GPU-5a", "3"]),
+        ("3,5", "cuda:1", ["5", "5", "5"]),
+        (None, "cpu", [None, None, None]),
+    ],
+)
+def test_workers_take_turns_on_the_gpus(tmp_path, engine, monkeypatch, visible, device, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # no GPU runs here: only who would get which
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    sweep.run_sweep(sweep.group_cells(list_cells("cifar100")), Place(tmp_path, {}, device), workers=3)
+    assert engine.gpus == expected
+
+
+def test_a_worker_sees_its_gpu_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as submitit sets it; and put back after the test
+    seen = []
+    monkeypatch.setattr(
+        sweep, "run_cell", lambda cell, place: seen.append((os.environ["CUDA_VISIBLE_DEVICES"], place.device))
+    )
+    sweep.run_units(sweep.group_cells(list_cells("cifar100/fc")), Place(tmp_path, {}, "cuda:1"), "1")
+    assert set(seen) == {("1", "auto")}
 
 
 def test_slurm_is_asked_for_by_a_flag(tmp_path, engine):

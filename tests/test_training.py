@@ -410,6 +410,14 @@ def test_devices_by_name():
         choose_device("tpu")
 
 
+def test_a_gpu_that_is_not_there_is_said(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(TensorDropoutError, match=r"run\.device=cuda:2: torch sees 2 CUDA devices here"):
+        choose_device("cuda:2")
+
+
 @pytest.mark.parametrize("device", ["meta", "mps", "xpu"])
 def test_devices_that_are_not_supported_are_refused_before_a_folder_is_made(tmp_path, device):
     with pytest.raises(TensorDropoutError, match="device"):

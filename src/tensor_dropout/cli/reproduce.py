@@ -60,7 +60,9 @@ def reproduce(
         typer.Option(help="The folder of the data; or DATA=FOLDER, such as cifar100=/data, may be repeated."),
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    workers: Annotated[int, typer.Option(min=1, help="Runs at the same time; several may share one GPU.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Runs at the same time, in turn on the GPUs; several may share one.")
+    ] = 1,
     slurm: Annotated[
         str | None, typer.Option(metavar="PARTITION", help="Run on SLURM instead, in this partition, as WORKERS jobs.")
     ] = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from tensor_dropout.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout.experiments.recipes import Cell
 from tensor_dropout.progress import show_progress
 from tensor_dropout.records import handing_on_the_command
+from tensor_dropout.training.processes import choose_device
 
 Unit = list[Cell]
 """Cells that must follow each other: a run, then evaluations of it."""
@@ -38,8 +41,11 @@ def group_cells(cells: list[Cell]) -> list[Unit]:
     return list(units.values())
 
 
-def run_units(units: list[Unit], place: Place) -> None:
-    """Run units one after another in this process."""
+def run_units(units: list[Unit], place: Place, gpu: str | None = None) -> None:
+    """Run units one after another in this process; it sees this GPU alone (submitit shows the first to all)."""
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+        place = replace(place, device="auto")
     for unit in units:
         for cell in unit:
             run_cell(cell, place)
@@ -51,7 +57,7 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
     Args:
         units: from :func:`group_cells`.
         place: where results go.
-        workers: processes, or SLURM jobs; every one takes its share of the units.
+        workers: processes, or SLURM jobs; every one takes its share of the units, and processes take turns on the GPUs.
         cluster: "local" or "slurm".
         **resources: parameters of submitit's executor, such as ``slurm_partition``.
 
@@ -70,8 +76,12 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
         submitit = import_extra("submitit", "cli", "reproduce")
         executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
         executor.update_parameters(name="tensor-dropout", **(_choose_resources(cluster) | resources))
+        gpus = list_gpus(place.device) if cluster == "local" else []
         with handing_on_the_command():
-            jobs = [executor.submit(run_units, share, place) for share in deal(units, workers)]
+            jobs = [
+                executor.submit(run_units, share, place, gpus[number % len(gpus)] if gpus else None)
+                for number, share in enumerate(deal(units, workers))
+            ]
         try:
             _wait(jobs, cells, place, advance)
         except KeyboardInterrupt:
@@ -99,10 +109,20 @@ def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> Non
 
 
 def _choose_resources(cluster: str) -> dict[str, Any]:
-    """A day and a GPU for a SLURM job (submitit's own limit is 5 minutes); local jobs share the GPU that there is."""
+    """A day and a GPU for a SLURM job (submitit's own limit is 5 minutes); local jobs: as long as it takes."""
     if cluster == "slurm":
         return {"timeout_min": 24 * 60, "gpus_per_node": 1, "cpus_per_task": 8}
     return {"timeout_min": 7 * 24 * 60, "gpus_per_node": 1 if torch.cuda.is_available() else 0}
+
+
+def list_gpus(device: str) -> list[str]:
+    """The GPUs that local jobs may use, as CUDA_VISIBLE_DEVICES names them: the one that was asked for, or all."""
+    if choose_device(device).type == "cpu":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    index = None if device == "auto" else torch.device(device).index
+    return gpus if index is None else gpus[index : index + 1]
 
 
 def deal(units: list[Unit], workers: int) -> list[list[Unit]]:

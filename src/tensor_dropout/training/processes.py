@@ -93,4 +93,7 @@ def choose_device(device: str, local: int = 0) -> torch.device:
         if not torch.cuda.is_available():
             raise TensorDropoutError(f"run.device={device}: torch sees no CUDA device here; use cpu or auto")
         chosen = torch.device("cuda", local if chosen.index is None else chosen.index)
+        count = torch.cuda.device_count()
+        if chosen.index >= count:
+            raise TensorDropoutError(f"run.device={chosen}: torch sees {count} CUDA devices here, counted from 0")
     return chosen
