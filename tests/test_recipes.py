@@ -284,8 +284,12 @@ def test_the_full_size_is_the_papers():
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_header_names_table_number_ours_seeds_hardware_and_time(name):
+def test_a_header_names_table_number_ours_command_seeds_hardware_and_time(name):
     text, experiment = header(name), name.partition("/")[0]
+    command = f"tensor-dropout reproduce {name} --preset paper --root FOLDER"
+    if experiment.startswith("synthetic"):
+        command = f"tensor-dropout reproduce {experiment} --preset paper"  # one training for all stages' θ
+    assert f"# Command: {command}" in text.splitlines()
     assert text.startswith(f"# {WHERE[experiment]}")
     for word in ("Paper:", "Ours", "Seeds", "ardware", "Time:"):
         assert word in text

@@ -1005,9 +1005,10 @@ def test_networks_that_were_attacked_have_both_protocols_noise_and_calibration_i
     assert shown["FC"] == ["76.0", "26.0"]
     assert shown["CP"] == ["not run", "not run"]
     shared = ["1.25 ± 0.00 (3)", "8.50 ± 0.00 (3)", "10.0"]
-    assert [cell.text for cell in sizes.rows[0][1:]] == ["", "11,220,132", "", *shared]
+    assert [cell.text for cell in sizes.rows[0][1:]] == ["", "", "11,220,132", "", *shared]
     low, high = difference_interval([76.0, 77.0, 78.0], [76.0, 77.0, 78.0])
     assert sizes.rows[5][1].text == f"+0.00 [−{-low:.2f}, +{high:.2f}]"
+    assert sizes.rows[5][2].text == ""  # CP without dropout was not run
     assert {cell.state for cell in sizes.rows[2][1:]} == {"not run"}
     assert len(section.verdicts) == 6
     assert section.verdicts[0] == ("FC, seed 0 (ours, full size)", "No sign")

@@ -59,12 +59,13 @@ def make_headline() -> Table:
     for row, size in zip(accuracy.rows, sizes.rows, strict=True):
         head = row[0].text
         middle, small = left[head, "8/255"], left[head, "2/255"]
-        rows.append([*row[:3], size[1], *size[4:6], middle[0], middle[2], small[3], middle[3], middle[4]])
+        rows.append([*row[:3], *size[1:3], *size[5:7], middle[0], middle[2], small[3], middle[3], middle[4]])
     columns = [
         "head",
         "accuracy, paper",
         "accuracy, ours",
         "difference to FC",
+        "to the head without dropout",
         "NLL",
         "ECE, %",
         "FGSM 8/255",

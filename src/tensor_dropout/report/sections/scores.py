@@ -85,10 +85,15 @@ _CAPTION = (
 )
 
 
+_PLAIN = {"fc-dropout": "fc", "rtrl-tucker": "trl-tucker", "rtrl-cp": "trl-cp"}
+"""A recipe with dropout -> the one without."""
+
+
 def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
     columns = [
         "",
         "accuracy, difference to FC",
+        "to the head without dropout",
         "parameters of the network",
         "compression ratio of the head",
         "NLL",
@@ -96,7 +101,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
         "minutes of a run",
     ]
     rows = []
-    baseline = next((runs for runs in own if runs.recipe.name == "fc"), None)
+    named = {runs.recipe.name: runs for runs in own}
     for runs in own:
         broken = runs.broken()
         if broken is not None:
@@ -104,14 +109,15 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
             continue
         results = runs.results()
         calibration = [show_number([score[name] for score in runs.scores()], name, None) for name in ("nll", "ece")]
+        differences = [_compare(runs, named.get("fc")), _compare(runs, named.get(_PLAIN.get(runs.recipe.name, "")))]
         if not results:  # another row's networks, asked in another way
-            rows.append([Cell(runs.recipe.row), _compare(runs, baseline), Cell(""), Cell(""), *calibration, Cell("")])
+            rows.append([Cell(runs.recipe.row), *differences, Cell(""), Cell(""), *calibration, Cell("")])
             continue
         ratio = results[0]["compression_ratio"]
         rows.append(
             [
                 Cell(runs.recipe.row),
-                _compare(runs, baseline),
+                *differences,
                 Cell(f"{results[0]['parameters']:,}", "ours"),
                 Cell("" if ratio is None else f"{ratio:.1f}", "text" if ratio is None else "ours"),
                 *calibration,
@@ -126,7 +132,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
 
 
 def _compare(runs: Runs, baseline: Runs | None) -> Cell:
-    """The difference of a row's accuracy to that of the fully connected head."""
+    """The difference of a row's accuracy to that of another."""
     if baseline is None or runs is baseline:
         return Cell("")
     own, other = ([score["accuracy"] for score in each.scores()] for each in (runs, baseline))
