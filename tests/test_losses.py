@@ -236,6 +236,15 @@ def test_expected_cross_entropy_takes_probabilities_trains_and_vanishes_at_theta
     torch.testing.assert_close(td.expected_cross_entropy(layer, x, y), F.cross_entropy(layer.eval()(x), y))
 
 
+def test_expected_cross_entropy_of_rows_of_any_sum():
+    layer = td.CPRegression((6, 3, 3), 5, 8, init="normal", dropout=0.8).double()
+    x, y = torch.randn(4, 6, 3, 3, dtype=torch.float64), 3 * torch.rand(4, 5, dtype=torch.float64)
+    separate = [td.expected_cross_entropy(layer, x, F.one_hot(torch.full((4,), k), 5).double()) for k in range(5)]
+    same = y[:1].expand(4, 5)  # linear in y: a row of any sum is a weighted sum of classes
+    expected = sum(weight * loss for weight, loss in zip(same[0], separate, strict=True))
+    torch.testing.assert_close(td.expected_cross_entropy(layer, x, same), expected)
+
+
 def test_expected_cross_entropy_leaves_out_the_rows_that_torch_ignores():
     layer = td.TuckerRegression((6, 3, 3), 5, (4, 2, 2, 4), init="normal", dropout=0.5)
     x, y = torch.randn(8, 6, 3, 3), torch.randint(5, (8,))

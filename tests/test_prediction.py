@@ -1,5 +1,7 @@
 """Prediction with uncertainty: the three modes against each other."""
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,10 +168,30 @@ def test_sampling_goes_on_where_a_later_layer_takes_half_precision_only():
     assert (sampled.std > 0).all()
 
 
-def test_sampling_under_fixed_masks_is_refused():
+@pytest.mark.parametrize("mode", ["sample", "exact"])
+def test_asking_about_all_masks_while_they_are_fixed_is_refused(mode):
     net = make_network()
     with td.fixed_masks(net):
         td.predict(net, X)
         with pytest.raises(td.TensorDropoutError, match=r"are fixed; call it outside td\.fixed_masks"):
-            td.predict(net, X, mode="sample")
-    assert (td.predict(net, X, mode="sample").std > 0).all()
+            td.predict(net, X, mode=mode)
+    assert (td.predict(net, X, mode=mode).std > 0).all()
+
+
+def test_threads_take_turns():
+    net = make_network()
+    found = {"mean": [], "sample": []}
+
+    def ask(mode):
+        for _ in range(30):
+            found[mode].append(td.predict(net, X, mode=mode))
+
+    threads = [threading.Thread(target=ask, args=(mode,)) for mode in found]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(each.mean, found["mean"][0].mean) for each in found["mean"])
+    exact = td.predict(net, X, mode="exact").std
+    assert all((each.std > 0.3 * exact).all() for each in found["sample"])
+    assert net[-1].dropout.at_test == "mean"

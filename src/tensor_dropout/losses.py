@@ -109,11 +109,12 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
     Second order around the mean logits μ, with their exact covariance Σ under the masks and ``p = softmax(μ)``:
 
-        ``E[CE] ≈ CE(μ, y) + ½ (Σ_o p_o Σ_oo - pᵀ Σ p)``.
+        ``E[CE] ≈ CE(μ, y) + ½ (Σ_o p_o Σ_oo - pᵀ Σ p)``
 
-    The added term is never negative; it vanishes at θ = 1. Measured (``benchmarks/cross_entropy.py``; errors in
-    ``docs/theory.md``), it is the closest of the forms that need no O×O covariance, except under heavy Tucker dropout;
-    Gaussian quadrature with the full covariance is closer at moderate spread.
+    (times the sum of y, where it holds probabilities that do not sum to 1). The added term is never negative; it
+    vanishes at θ = 1. Measured (``benchmarks/cross_entropy.py``; errors in ``docs/theory.md``), it is the closest of
+    the forms that need no O×O covariance, except under heavy Tucker dropout; Gaussian quadrature with the full
+    covariance is closer at moderate spread.
 
     Args:
         model: a tensor regression layer with one output mode, or a network whose last layer is one.
@@ -137,8 +138,11 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
             f"expected_cross_entropy: y holds class numbers of shape {tuple(mean.shape[:1])} or probabilities of shape "
             f"{tuple(mean.shape)}, got {y.dtype} of shape {tuple(y.shape)}"
         )
-    counted = y != IGNORED if classes else torch.ones_like(curvature, dtype=torch.bool)
-    penalty = torch.where(counted, curvature, 0).sum() / counted.sum()
+    if classes:
+        counted = y != IGNORED
+        penalty = torch.where(counted, curvature, 0).sum() / counted.sum()
+    else:
+        penalty = (y.sum(-1) * curvature).mean()  # torch takes rows of any sum
     return F.cross_entropy(mean, y, ignore_index=IGNORED) + 0.5 * penalty
 
 

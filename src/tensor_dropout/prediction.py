@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,9 @@ def predict(
     - "exact": mean and std in closed form, in ONE pass. The averaged softmax has no closed form: ``probs``,
       ``entropy`` and ``mutual_information`` average ``n_samples`` draws of the last layer alone, on the same features.
 
+    Calls on one model from several threads take turns. Its settings are changed for the call and put back after it:
+    do not run the model itself in another thread meanwhile; give that thread a copy.
+
     Args:
         model: a tensor regression layer, or a network; for "exact" its last layer must be one.
         x: the input of the model.
@@ -59,8 +64,8 @@ def predict(
         task: "classification" or "regression"; None takes outputs (B, O) with O > 1 for logits.
 
     Raises:
-        TensorDropoutError: if nothing is random, for "sample" if the masks are fixed, or for "exact" if the randomness
-            is not only in the last layer.
+        TensorDropoutError: if nothing is random or the masks are fixed, or for "exact" if the randomness is not only in
+            the last layer.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -80,12 +85,12 @@ def predict(
             f"predict: {type(model).__name__} has no tensor regression layer with dropout, so mode={mode!r} has "
             "nothing to average; use mode='mean'"
         )
-    if mode == "sample" and any(layer._fixed_masks is not None for layer in randomized_layers(model)):
+    if mode != "mean" and any(layer._fixed_masks is not None for layer in randomized_layers(model)):
         raise TensorDropoutError(
-            f"predict: mode='sample' draws masks, but those of {type(model).__name__} are fixed; call it outside "
-            "td.fixed_masks, or use mode='mean'"
+            f"predict: mode={mode!r} is about all masks, but those of {type(model).__name__} are fixed; call it "
+            "outside td.fixed_masks, or use mode='mean'"
         )
-    with torch.no_grad(), evaluating(model):
+    with _turn(model), torch.no_grad(), evaluating(model):
         if mode == "exact":
             return _predict_exact(model, x, n_samples, task)
         if mode == "sample":
@@ -95,6 +100,16 @@ def predict(
         with at_test(model, "mean"):
             output = _run(model, x)
         return _describe(output, None, output.unsqueeze(0), task)
+
+
+_TURNS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_ASKING = threading.Lock()
+
+
+def _turn(model: nn.Module) -> threading.RLock:
+    """The lock of a model."""
+    with _ASKING:
+        return _TURNS.setdefault(model, threading.RLock())
 
 
 def _draw(model: nn.Module, x: Tensor, n_samples: int) -> Tensor:

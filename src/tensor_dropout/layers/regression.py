@@ -290,9 +290,9 @@ class TensorRegression(nn.Module, ABC):
         return masks
 
     def _sample_moments(self, x: Tensor, covariance: bool, n_samples: int) -> SampledMoments:
-        if type(n_samples) is not int or n_samples < 2:
+        if type(n_samples) is not int or n_samples < 3:  # of two, both squared deviations are equal
             raise TensorDropoutError(
-                f"{type(self).__name__}.moments: n_samples is an integer of at least 2, got {n_samples!r}"
+                f"{type(self).__name__}.moments: n_samples is an integer of at least 3, got {n_samples!r}"
             )
         draws = torch.stack([self.regress_precisely(x, self.draw_masks(x.shape[0])) for _ in range(n_samples)])
         return sampled_moments(draws, len(self.output_shape), covariance=covariance)
