@@ -422,10 +422,10 @@ def test_checkpoints_follow_the_published_recursion(monkeypatch, steps):
 
 
 def make_small_net(size, outputs, seed, dtype):
-    """All that an attack could leave changed: batch norm, dropout, tensor dropout that samples, frozen weights."""
+    """All that an attack could leave changed: batch norm, dropout, tensor dropout, frozen weights."""
     torch.manual_seed(seed)
     features = math.prod(size)
-    head = td.CPRegression((2, 3), outputs, rank=2, dropout=td.TensorDropout(0.7, at_test="sample"), init="normal")
+    head = td.CPRegression((2, 3), outputs, rank=2, dropout=0.7, init="normal")
     layers = [nn.Flatten(), nn.Linear(features, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Tanh(), nn.Linear(6, 6)]
     net = nn.Sequential(*layers, nn.Unflatten(1, (2, 3)), head)
     net.train()
@@ -635,6 +635,18 @@ def test_no_attack_repairs_what_was_wrong(kind):
             Transfer(pgd(epsilon, steps=2, seed=1), Target(train_mlp())),
         ):
             assert is_fooled(target, attack(target, x, y), y)[wrong].all(), attack
+
+
+def test_a_start_does_not_repair_what_was_wrong():
+    """The clean input is wrong by a little, the start is right: the first is the worst point of the ball."""
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    with torch.no_grad():
+        net[1].weight.copy_(torch.tensor([[1.0], [-1.0]]).expand(2, 4))
+        net[1].bias.copy_(torch.tensor([-2.05, 2.05]))
+    target, x, y = Target(net), torch.full((1, 1, 2, 2), 0.5), torch.tensor([0])
+    assert is_fooled(target, x, y).all()
+    worst = bim(0.1, steps=1, step=0.01, keep="best")(target, x, y, start=x + 0.1)
+    assert is_fooled(target, worst, y).all()
 
 
 @pytest.mark.parametrize("make", [pgd, APGD])

@@ -1,10 +1,13 @@
 """The audit: catches planted fakes, passes honest networks, and every rule can be broken on its own."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import tensor_dropout as td
 from robust_models import Detached, Noisy, Rounded, Scaled, load_digits, train_plain, train_robust
 from tensor_dropout.robustness import Target
 from tensor_dropout.robustness.audit import LOSS_SLACK, SLACK, UNBOUNDED_ACCURACY, VANISHED_SHARE, Evidence, audit
@@ -73,6 +76,15 @@ def test_an_undefended_network_is_not_accused(tmp_path):
     assert not audit_model(train_plain(), tmp_path).masked
 
 
+def test_a_network_that_draws_masks_when_deployed_is_random_though_its_mean_was_asked_for(tmp_path):
+    torch.manual_seed(0)
+    dropout = td.TensorDropout(0.5, at_test="sample")
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), td.CPRegression((4, 6, 6), 10, rank=8, dropout=dropout))
+    found = {check.name: check for check in audit_model(net, tmp_path, 20).checks}["randomness"]
+    assert found.passed is False
+    assert "although its mean was asked for" in found.finding
+
+
 # Every rule, on made-up outcomes of 200 images: what breaks it, and what just does not.
 
 
@@ -135,6 +147,18 @@ def test_a_larger_radius_that_helps_the_defender():
     fine, bad = ({"pgd-ce/2/255": value, "pgd-margin/2/255": value} for value in (60 + SLACK, 62))
     assert broken(evidence(**fine)) == []
     assert broken(evidence(**bad)) == ["larger radius"]
+
+
+def test_the_allowance_of_few_images_is_said():
+    """15 images, of which the cross-entropy leaves 10 and the margin loss 8: two more than 3 points would allow."""
+    found = evidence(**{"pgd-ce/8/255": 33, "pgd-margin/8/255": 47})
+    few = {name: {key: values[::14] for key, values in part.items()} for name, part in found.parts.items()}
+    for count, said in ((15, "of so few images 2 (13.3 points) are allowed"), (200, None)):
+        parts = few if count == 15 else found.parts
+        check = {check.name: check for check in audit(replace(found, parts=parts)).checks}["losses"]
+        assert len(parts["clean"]["target"]) == count
+        assert check.passed is (count == 15)
+        assert (said in check.finding) if said else ("so few" not in check.finding)
 
 
 def test_an_unbounded_attack_must_reach_zero():

@@ -140,6 +140,19 @@ def runs(tmp_path_factory):
     return root
 
 
+def make_scans(root):
+    """30 small volumes of noise, with a table of ages and volumes."""
+    nibabel = pytest.importorskip("nibabel")
+    random, rows = np.random.default_rng(0), ["participant_id\tage\tvolume_mm3"]
+    for k in range(30):
+        folder = root / f"sub-{k:03d}" / "anat"
+        folder.mkdir(parents=True)
+        brightness = random.uniform(50, 200, (8, 10, 8)).astype(np.float32)
+        nibabel.save(nibabel.Nifti1Image(brightness, np.eye(4)), folder / f"sub-{k:03d}_T1w.nii.gz")
+        rows.append(f"sub-{k:03d}\t{random.uniform(20, 80):.1f}\t{random.uniform(1e6, 2e6):.0f}")
+    (root / "participants.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
 def evaluated(runs):
     """Both classifiers in their default folders, one at two radii and one at the main one; what was printed."""
@@ -243,6 +256,42 @@ def test_numbers_with_exact_deviations(runs, tmp_path):
     )
 
 
+def test_several_targets_are_told_one_by_one(tmp_path):
+    """Years and cubic millimetres have no common error, and no common residual variance."""
+    make_scans(tmp_path / "scans")
+    options = {"target": ["age", "volume_mm3"], "validation": 6, "test": 8}
+    settings = {"data__name": "nifti", "data__root": str(tmp_path / "scans"), "data__options": options}
+    run(tmp_path / "run", net__head="rtrl-cp", run__epochs=1, run__batch=6, **settings)
+    noise = ["--noise", "gaussian", "--repeats", 1]
+    output = evaluate(tmp_path / "run", tmp_path / "out", *CLEAN, *noise, "--mode", "exact", figures=True)
+    summary = read_record(tmp_path / "out")["summary"]
+    variances = read_outcomes(tmp_path / "out")["validation"]["extra_variance"]
+    assert variances.shape == (2,)
+    assert variances[1] > 1e4 * variances[0]
+    for row in (summary["clean"], *summary["noise"]):
+        age, volume = row["targets"].values()
+        assert list(row["targets"]) == ["age", "volume_mm3"]
+        assert row["mae"] == pytest.approx((age["mae"] + volume["mae"]) / 2)
+        assert age["low"] < age["mae"] < age["high"]
+        assert age["width_95_widened"] < 300
+        assert age["width_95_widened"] < 1e-2 * volume["width_95_widened"]
+    assert re.search(r"clean mae age [\d.]+ \[.*\]; volume_mm3", output)
+    assert "width_95_widened" in output
+    table = invoke("compare", tmp_path / "out", tmp_path / "out")
+    assert "A 1" in table.output
+    assert "B 2" in table.output
+
+
+def test_one_example_of_a_regression_has_no_interval(runs, tmp_path):
+    options = ["--images", 1, "--protocol", "adaptive", "--noise", "gaussian", "--repeats", 2]
+    output = evaluate(runs / "numbers", tmp_path / "out", *TINY, *options, "--mode", "exact", figures=True)
+    summary = read_record(tmp_path / "out")["summary"]
+    for row in (summary["clean"], *summary["attacks"], *summary["noise"], summary["worst_case"][0]["adaptive"]):
+        assert (row["low"], row["high"]) == (None, None)
+    assert re.search(r"clean mae [\d.]+\n", output)
+    assert "nan" not in invoke("compare", tmp_path / "out", tmp_path / "out").output
+
+
 def test_volumes_of_a_bounded_regression(tmp_path):
     options = {"n": 30, "size": [8, 10, 8], "validation": 6, "test": 6}
     run(tmp_path / "run", data__name="phantom", data__options=options, run__epochs=1, run__batch=6)
@@ -328,6 +377,16 @@ def test_monte_carlo_prediction(runs, tmp_path):
     assert rows["pgd-ce-single"]["eot"] == 1
     (check,) = [check for check in record["summary"]["audit"]["checks"] if check["name"] == "randomness"]
     assert "two passes differ" in check["finding"]
+
+
+def test_masks_that_mostly_keep_everything_are_met_with_an_average(tmp_path):
+    """Of "nested" at θ = 0.9 two masks are alike four times of five, whatever --mode is."""
+    run(tmp_path / "run", net__head="rtrl-cp", net__law="nested", net__theta=0.9, run__epochs=1)
+    for mode in ("sample", "exact"):
+        options = ["--mode", mode, "--samples", 4, "--protocol", "adaptive"]
+        evaluate(tmp_path / "run", tmp_path / mode, *TINY, *options)
+        rows = {row["attack"]: row for row in read_record(tmp_path / mode)["summary"]["attacks"]}
+        assert (rows["pgd-ce"]["eot"], rows["pgd-ce-single"]["eot"]) == (16, 1)
 
 
 def test_exact_prediction_of_classes(runs, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -92,6 +93,15 @@ def test_the_numbers_of_a_regression(columns):
         assert found["correlation"] == pytest.approx(expected)
 
 
+def test_each_of_several_targets_has_its_numbers():
+    outputs, y = torch.tensor([[1.0, 1000.0], [3.0, 3000.0]]), torch.tensor([[2.0, 1500.0], [4.0, 2500.0]])
+    found = summarize(Outcome(outputs, y), "regression", ["age", "volume"])
+    assert found["targets"].keys() == {"age", "volume"}
+    assert {name: numbers["mae"] for name, numbers in found["targets"].items()} == {"age": 1, "volume": 500}
+    assert found["targets"]["volume"] == summarize(Outcome(outputs[:, 1:], y[:, 1]), "regression")
+    assert "targets" not in summarize(Outcome(outputs[:, :1], y[:, 0]), "regression", ["age"])
+
+
 def test_constant_targets_and_outputs_have_no_correlation():
     found = summarize(Outcome(torch.zeros(4, 1), torch.ones(4)), "regression")
     assert found["mae"] == found["rmse"] == 1
@@ -122,6 +132,16 @@ def test_evaluation_uses_the_mean_weight_and_puts_the_mode_back(phantom):
         assert outcome.std is None
 
 
+def test_evaluation_leaves_frozen_modules_frozen(phantom):
+    net = make_net(phantom, "fc").train()
+    frozen = [module for module in net.modules() if isinstance(module, torch.nn.modules.batchnorm._BatchNorm)]
+    for module in frozen:
+        module.eval()
+    evaluate(net, phantom, phantom.test)
+    assert net.training
+    assert not any(module.training for module in frozen)
+
+
 def test_mean_and_std_put_the_unit_back(phantom):
     net = make_net(phantom, "rtrl-tucker")
     plain = evaluate(net, phantom, phantom.test, uncertainty=True)
@@ -142,10 +162,11 @@ def test_a_head_without_masks_has_no_std(phantom, head):
 def test_predictions_of_several_targets_are_columns(tmp_path, phantom):
     n = len(phantom.test)
     outcome = Outcome(torch.arange(2.0 * n).view(n, 2), torch.ones(n, 2), torch.full((n, 2), 0.5))
-    path = RunFolder(tmp_path).write_predictions(outcome, phantom.test, "regression")
+    data = replace(phantom, outputs=2, target="age, volume")
+    path = RunFolder(tmp_path).write_predictions(outcome, phantom.test, data)
     with path.open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == phantom.test.names
-    assert list(rows[0]) == ["name", "target_0", "target_1", "predicted_0", "predicted_1", "std_0", "std_1"]
-    assert [float(row["predicted_1"]) for row in rows] == [2 * k + 1 for k in range(n)]
-    assert {row["std_0"] for row in rows} == {"0.5"}
+    assert [row.pop("name") for row in rows] == phantom.test.names
+    assert list(rows[0]) == [f"{kind}_{name}" for kind in ("target", "predicted", "std") for name in ("age", "volume")]
+    assert [float(row["predicted_volume"]) for row in rows] == [2 * k + 1 for k in range(n)]
+    assert {row["std_age"] for row in rows} == {"0.5"}

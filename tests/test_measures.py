@@ -30,6 +30,7 @@ from tensor_dropout.robustness.measures import (
     reliability,
     risk_coverage,
     score_images,
+    split_targets,
     summarize,
     widen,
 )
@@ -242,7 +243,7 @@ def test_a_confidence_that_rounded_above_one_is_in_the_last_bin():
 
 @pytest.mark.parametrize("extra", [0.05, 1.0, 9.0])
 def test_extra_variance_is_the_maximum_of_the_likelihood(extra):
-    outcome = draw_numbers(extra=extra)
+    outcome = draw_numbers(extra=extra, targets=1)
     error, variance = outcome["output"] - outcome["target"], outcome["std"] ** 2
     loss = lambda s: -stats.norm.logpdf(error, scale=np.sqrt(variance + s)).sum()  # noqa: E731
     best = optimize.minimize_scalar(loss, bounds=(0, 50), method="bounded", options={"xatol": 1e-10})
@@ -252,16 +253,29 @@ def test_extra_variance_is_the_maximum_of_the_likelihood(extra):
 
 
 def test_extra_variance_recovers_what_was_added():
-    assert fit_extra_variance(draw_numbers(n=20000, extra=2.0)) == pytest.approx(2.0, rel=0.05)
+    assert fit_extra_variance(draw_numbers(n=20000, extra=2.0)).tolist() == pytest.approx([2.0, 2.0], rel=0.05)
 
 
 def test_extra_variance_with_a_constant_std_and_without_one():
-    error = np.random.default_rng(0).standard_normal((100, 2))
+    error = np.random.default_rng(0).standard_normal((100, 1))
     mse = np.square(error).mean()
-    outcome = {"target": error, "output": np.zeros((100, 2))}
+    outcome = {"target": error, "output": np.zeros((100, 1))}
     assert fit_extra_variance(outcome) == pytest.approx(mse, rel=1e-12)
-    assert fit_extra_variance(outcome | {"std": np.full((100, 2), 0.3)}) == pytest.approx(mse - 0.09, rel=1e-12)
-    assert fit_extra_variance(outcome | {"std": np.full((100, 2), 9.0)}) == 0.0
+    assert fit_extra_variance(outcome | {"std": np.full((100, 1), 0.3)}) == pytest.approx(mse - 0.09, rel=1e-12)
+    assert fit_extra_variance(outcome | {"std": np.full((100, 1), 9.0)}) == 0.0
+
+
+def test_every_target_has_its_own_extra_variance():
+    """Years beside cubic millimetres: one variance for both would be that of the volumes."""
+    units = np.array([1.0, 1e5])
+    outcome = {name: values * units for name, values in draw_numbers(n=5000, extra=2.0).items()}
+    fitted = fit_extra_variance(outcome)
+    years, volumes = split_targets(outcome)
+    assert fitted.tolist() == [fit_extra_variance(years), fit_extra_variance(volumes)]
+    assert fitted == pytest.approx(2.0 * units**2, rel=0.1)
+    wide = [summarize(each) for each in split_targets(widen(outcome, fitted))]
+    assert [each["coverage_95"] for each in wide] == pytest.approx([95, 95], abs=1.5)
+    assert wide[1]["width_95"] / wide[0]["width_95"] == pytest.approx(1e5, rel=0.1)
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1.0, 1e6])
@@ -440,6 +454,18 @@ def test_interval_of_a_regression():
     assert metric_interval(outcome) == bootstrap_interval(score_images(outcome))
 
 
+def test_one_image_of_a_regression_has_no_interval():
+    one = draw_numbers(n=1)
+    for interval in (
+        metric_interval(one),
+        metric_interval(one, one),
+        compare(one, one)[1:3],
+        bootstrap_interval([3.0]),
+    ):
+        assert all(math.isnan(end) for end in interval)
+    assert metric_interval(classes_of([1])).low > 0  # Wilson's needs no more than one
+
+
 # Two models on the same images.
 
 
@@ -593,6 +619,7 @@ def test_empty_outcomes_are_refused(outcome):
         (lambda: widen(CLASSES, 1.0), "of a regression is expected"),
         (lambda: widen(NUMBERS, -1.0), "extra is a variance"),
         (lambda: widen(NUMBERS, math.nan), "extra is a variance"),
+        (lambda: widen(NUMBERS, np.ones(7)), "one for each of the"),
         (lambda: risk_coverage([], []), "certainty is empty"),
         (lambda: risk_coverage([1.0], [1.0, 2.0]), "one number per row"),
         (lambda: risk_coverage([math.nan], [1.0]), "certainty has NaN"),

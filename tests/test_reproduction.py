@@ -1320,7 +1320,7 @@ def test_a_row_of_another_rows_networks_has_its_clean_accuracy_and_no_size(tmp_p
     assert cell_at(section, "Randomized CP", FULL).text.startswith("76.00")
     assert cell_at(section, "Randomized CP, masks at test time", FULL).text == "66.00 (1)"
     sizes = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
-    assert sizes["Randomized CP, masks at test time"] == ["", "", "", "0.50 (1)", "4.00 (1)", ""]
+    assert sizes["Randomized CP, masks at test time"] == ["", "", "", "", "0.50 (1)", "4.00 (1)", ""]
 
 
 def test_an_ensemble_by_itself_is_not_stale(tmp_path):

@@ -26,6 +26,7 @@ from robust_models import (
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.nets import build_net
 from tensor_dropout.robustness import APGD, LOSSES, Iterated, RandomSearch, Square, Target, Transfer, bim, fgsm, pgd
+from tensor_dropout.robustness.outcomes import describe_outcome
 
 CE = LOSSES["cross_entropy"]
 INCREASE = LOSSES["increase"]
@@ -715,6 +716,31 @@ def test_an_exact_ensemble_has_the_variance_within_and_between():
     torch.testing.assert_close(predicted.std, (second - mean.square()).sqrt(), rtol=1e-3, atol=1e-4)
 
 
+def test_a_backbone_that_is_random_itself_is_drawn_with_its_head():
+    torch.manual_seed(0)
+    net = build_net("resnet-mini", outputs=2, input_shape=(1, 8, 8), head="rtrl-cp", rank=4, theta=0.9).eval()
+    net.maxpool = Noisy(nn.Identity(), 0.5)
+    x = load_digits()[0][:16]
+    found = Target(net, mode="sample", task="regression", n_samples=300).predict(x).std
+    expected = td.predict(net, x, mode="sample", task="regression", n_samples=300).std
+    assert float(found.mean() / expected.mean()) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_probability_is_too_small_for_its_logarithm(mode):
+    head = td.CPRegression((1, 1, 2), 2, rank=2, init="normal", dropout=0.999)
+    with torch.no_grad():
+        for factor in head.factors:
+            factor.copy_(torch.ones_like(factor))
+        head.factors[-1][:] = torch.tensor([[100.0, 100.0], [0.0, 0.0]])
+        head.bias.zero_()
+    torch.manual_seed(0)
+    predicted = Target(head.eval(), mode=mode, n_samples=4 if mode != "mean" else None).predict(torch.ones(2, 1, 1, 2))
+    assert (predicted.output[:, 1] == 0).all()
+    found = describe_outcome(predicted, torch.tensor([0, 1]), "classification")
+    assert found["nll"].tolist() == pytest.approx([0, 400], rel=0.02)  # a kept rank weighs 1/0.999
+
+
 def test_exact_needs_tensor_dropout():
     with pytest.raises(TensorDropoutError, match="no tensor regression layer with dropout"):
         Target(make_net(), mode="exact").predict(X)
@@ -806,6 +832,75 @@ def test_a_random_network_is_found():
     assert examine(train_tensor(), mode="exact").randomized
     assert not examine(train_regression(), INCREASE, mode="exact", task="regression").randomized
     assert examine(Noisy(train_plain(), 0.05)).differentiable
+
+
+LAWS = {
+    "nested": ("nested", 0.8, 0, True),
+    "bernoulli": ("bernoulli", 0.999, 0, True),
+    "bernoulli without dropping": ("bernoulli", 1.0, 0, False),
+    "bernoulli that may drop none": ("bernoulli", 0.5, 4, False),
+    "gaussian": ("gaussian", 0.9, 0, True),
+    "gaussian without noise": ("gaussian", 1.0, 0, False),
+    "replacement, a bootstrap": ("replacement", 1.0, 0, True),
+}
+
+
+@pytest.mark.parametrize("case", LAWS)
+def test_whether_masks_are_random_is_no_matter_of_luck(case):
+    """Both masks of two draws are often alike; the layers know better."""
+    law, theta, least, expected = LAWS[case]
+    dropout = td.TensorDropout(theta, law=law, min_rank=least)
+    net = td.CPRegression((1, 4, 4), 3, rank=4, dropout=dropout)
+    for seed in range(10):
+        torch.manual_seed(seed)
+        assert Target(net, mode="sample").is_randomized(X) is expected
+        assert Target(net, mode="exact").is_randomized(X) is expected
+        assert not Target(net).is_randomized(X)
+        assert not Target(net, mode="exact", task="regression").is_randomized(X)  # attacked is the exact mean
+
+
+class Rarely:
+    """A law without second moments: mostly all ranks, now and then none."""
+
+    def draw(self, shape, theta, *, device):
+        return (torch.rand((*shape[:-1], 1), device=device) < theta).float().expand(shape)
+
+    def mean(self, R, theta):
+        return theta.double().expand(R)
+
+    def second_moment(self, R, theta):
+        return None
+
+    support = second_moment
+
+
+def test_a_law_that_tells_no_moments_is_looked_at():
+    net = td.CPRegression((1, 4, 4), 3, rank=4, dropout=td.TensorDropout(0.95, law=Rarely()))
+    assert all(Target(net, mode="sample").is_randomized(X) for _ in range(10))
+    net.dropout.theta = 1.0
+    assert not Target(net, mode="sample").is_randomized(X)
+
+
+class Flickers(nn.Module):
+    """Adds noise to the whole batch in two passes of five."""
+
+    def forward(self, x):
+        return x + (torch.rand(()) < 0.4) * torch.randn_like(x)
+
+
+def test_rare_noise_is_found_in_many_passes():
+    found = 0
+    for seed in range(50):
+        torch.manual_seed(seed)
+        found += Target(nn.Sequential(Flickers(), make_net())).is_randomized(X)
+    assert found >= 49
+
+
+def test_a_network_that_samples_when_deployed_is_evaluated_as_it_is():
+    net = td.CPRegression((1, 4, 4), 3, rank=4, dropout=td.TensorDropout(0.5, at_test="sample")).eval()
+    assert Target(net).is_randomized(X)
+    assert not torch.equal(Target(net).predict(X).output, Target(net).predict(X).output)
+    assert not Target(net, mode="exact", task="regression").is_randomized(X)
 
 
 def test_saturated_logits_vanish_for_cross_entropy_but_not_for_the_margin():

@@ -104,6 +104,11 @@ class Evidence:
         few = 100 * IMAGES / len(self.parts["clean"]["target"]) if self.task == "classification" else 0.0
         return max(points, few)
 
+    def tell(self, points: float) -> str:
+        """That more than a threshold in points is allowed, where the images are so few."""
+        allowed = self.allow(points)
+        return f"; of so few images {IMAGES} ({allowed:.1f} points) are allowed" if allowed > points else ""
+
     def damage(self, part: str) -> float | None:
         """Percent misclassified, or the error in percent of that of predicting the mean; None if it was not run."""
         if part not in self.parts:
@@ -175,7 +180,7 @@ def _check(evidence: Evidence) -> Iterator[Check]:
         low, high = evidence.damage(weak), evidence.damage(strong)
         if low is None or high is None:
             return Check(name, rule, None, None, allowed, "not run", publication)
-        finding = f"{_plain(weak)} does {low:.1f} {unit} of damage, {_plain(strong)} {high:.1f}"
+        finding = f"{_plain(weak)} does {low:.1f} {unit} of damage, {_plain(strong)} {high:.1f}{evidence.tell(SLACK)}"
         return Check(name, rule, low - high <= allowed, low - high, allowed, finding, publication)
 
     yield compare(
@@ -220,6 +225,7 @@ def _check_radii(evidence: Evidence, usual: str) -> Check:
     worst, small, large = max(drops)
     shown = ", ".join(f"{damage:.1f} at {budget}" for budget, damage in known)
     finding = f"damage of {usual}: {shown}" + (f"; it falls from {small} to {large}" if worst > allowed else "")
+    finding += evidence.tell(SLACK)
     return Check("larger radius", rule, worst <= allowed, worst, allowed, finding, EVALUATING)
 
 
@@ -237,7 +243,7 @@ def _check_unbounded(evidence: Evidence) -> Check:
     if damage is None:
         return Check("unbounded", rule, None, None, UNBOUNDED_ACCURACY, "not run", OBFUSCATED)
     left, allowed = 100 - damage, evidence.allow(UNBOUNDED_ACCURACY)
-    finding = f"it leaves {left:.1f} %"
+    finding = f"it leaves {left:.1f} %{evidence.tell(UNBOUNDED_ACCURACY)}"
     return Check("unbounded", rule, left <= allowed, left, allowed, finding, OBFUSCATED)
 
 
@@ -251,7 +257,7 @@ def _check_gain(evidence: Evidence, name: str, rule: str, kinds: list[str], publ
         return Check(name, rule, None, None, SLACK, "not run", publication)
     worst, budget = max(gains)
     unit = "% of the images" if evidence.task == "classification" else "% of the mean predictor's error"
-    finding = f"at most {worst:.1f} {unit} more than all gradient attacks together (at {budget})"
+    finding = f"at most {worst:.1f} {unit} more than all gradient attacks together (at {budget}){evidence.tell(SLACK)}"
     allowed = evidence.allow(SLACK)
     return Check(name, rule, worst <= allowed, worst, allowed, finding, publication)
 
@@ -266,7 +272,9 @@ def _check_losses(evidence: Evidence) -> Check:
     if not gaps:
         return Check("losses", rule, None, None, LOSS_SLACK, "not run", RELIABLE)
     gap, budget, plain, margin = max(gaps)
-    finding = f"at {budget} cross-entropy leaves {plain:.1f} %, the margin loss {margin:.1f} %"
+    finding = (
+        f"at {budget} cross-entropy leaves {plain:.1f} %, the margin loss {margin:.1f} %{evidence.tell(LOSS_SLACK)}"
+    )
     allowed = evidence.allow(LOSS_SLACK)
     return Check("losses", rule, gap <= allowed, gap, allowed, finding, RELIABLE)
 
@@ -284,14 +292,18 @@ def _check_gradients(evidence: Evidence) -> Check:
 def _check_randomness(evidence: Evidence, usual: str, main: str) -> Check:
     name, rule = "randomness", "averaging gradients over the network's randomness must not help the attacker"
     if not evidence.randomized:
-        return Check(name, rule, True, 0.0, LOSS_SLACK, "two passes agree: nothing is random", OBFUSCATED)
+        return Check(name, rule, True, 0.0, LOSS_SLACK, "nothing is random", OBFUSCATED)
     single, averaged = evidence.damage(f"adaptive/{usual}-single/{main}"), evidence.damage(f"adaptive/{usual}/{main}")
     if single is None or averaged is None:
         return Check(name, rule, None, None, LOSS_SLACK, "not run", OBFUSCATED)
     gap = averaged - single
     finding = f"two passes differ; damage {single:.1f} with one draw per gradient, {averaged:.1f} with the average"
+    finding += evidence.tell(LOSS_SLACK)
     if not evidence.declared_random:
-        finding += "; and the network is random although its mean was asked for, so every single answer is a draw"
+        finding += (
+            "; and the network is random although its mean was asked for, so every single answer is a draw: use the "
+            "mode 'sample'"
+        )
     allowed = evidence.allow(LOSS_SLACK)
     return Check(name, rule, gap <= allowed and evidence.declared_random, gap, allowed, finding, OBFUSCATED)
 

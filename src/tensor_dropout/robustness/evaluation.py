@@ -196,7 +196,9 @@ class _Evaluation:
             self._keep("clean", {}, lambda: self._describe(self.x, settings.seed))
             advance(1)
             if self.target.task == "regression" and validation is not None:
-                self._keep("validation", {}, lambda: self._fit_residual(validation()))
+                outputs = self.target.count_outputs(self.x)
+                each = {"targets": outputs} if outputs > 1 else {}  # older files have one variance for all
+                self._keep("validation", each, lambda: self._fit_residual(validation()))
             advance(1)
             if unknown is not None:
                 self._keep("unknown", {}, lambda: self._describe_unknown(unknown()))
@@ -230,7 +232,7 @@ class _Evaluation:
         return {f"head/{each.kind}/{each.size}": each for each in found}
 
     def _describe_shrunk(self, smaller: Shrunk) -> Arrays:
-        """As it would be deployed: the mean weight, whatever the mode."""
+        """As it would be deployed, whatever the mode."""
         target = _copy(self.target, members=[smaller.network], mode="mean", n_samples=1, eot_samples=1)
         return slim(self._describe(self.x, self.settings.seed, target))
 
@@ -342,7 +344,7 @@ class _Evaluation:
         return self._describe(self.x, self.settings.seed + part.draw, noisy)
 
     def _fit_residual(self, examples: Examples) -> Arrays:
-        """The residual variance that the masks' own std does not cover, fitted on validation examples."""
+        """Target by target, the residual variance that the masks' std does not cover, fitted on validation examples."""
         predicted = self.target.predict(examples.x)
         found = describe_outcome(predicted, examples.y, "regression")
         return {"extra_variance": np.array(fit_extra_variance({"target": examples.y.cpu().numpy(), **found}))}

@@ -72,7 +72,7 @@ def bootstrap_interval(
     replacement as well, independently (Owen, "The pigeonhole bootstrap", 2007). The estimate is the mean over the runs
     of the statistic over the images. With few runs it sees too little of the spread between them: :func:`seed_interval`
     is the honest one for a claim about new runs. Of equal values it knows no spread at all: for a share of right
-    answers see :func:`proportion_interval`.
+    answers see :func:`proportion_interval`. One image has no interval: both ends are NaN.
 
     Args:
         values: (images,) or (runs, images).
@@ -93,6 +93,8 @@ def bootstrap_interval(
         )
     require_level("bootstrap_interval", level)
     require_count("bootstrap_interval", "draws", draws)
+    if table.shape[-1] == 1:
+        return Interval(math.nan, math.nan)
     found = np.concatenate(list(_resample(np.atleast_2d(table), statistic, draws, seed)))
     low, high = np.quantile(found, ((1 - level) / 2, (1 + level) / 2))
     return Interval(float(low), float(high))
@@ -215,7 +217,8 @@ def metric_interval(*runs: Outcome, level: float = 0.95, draws: int = 2000, seed
     """The interval of the main metric (accuracy in percent, or MAE) over the images, and over the runs if several.
 
     The accuracy of one run has Wilson's interval; everything else is bootstrapped. If all answers of several runs are
-    right, or all wrong, Wilson's of one run stands in: further runs add no images.
+    right, or all wrong, Wilson's of one run stands in: further runs add no images. The MAE of one image has no
+    interval: both ends are NaN.
 
     Args:
         runs: outcomes on the same images: of several trainings, or of several draws of the noise.
@@ -282,7 +285,8 @@ def compare(a: Outcome, b: Outcome, *, level: float = 0.95, draws: int = 2000, s
     p-values should never be zero", 2010). This is one run of each model: it says nothing of other seeds.
 
     If all images of a classification have the same difference, for example none, the bootstrap knows no spread;
-    Wilson's bound of a share that was never seen, ``z²/(N + z²)``, is then added on either side.
+    Wilson's bound of a share that was never seen, ``z²/(N + z²)``, is then added on either side. One image of a
+    regression has no interval: both ends are NaN.
 
     Args:
         a: an outcome.

@@ -90,7 +90,7 @@ class Iterated:
         leave = self.keep == "best"
         search = Search(target, x, y, self.loss, self.epsilon, goal=goal, leave=leave)
         generator = seeded(x, self.seed)
-        if leave and self.start == "random":
+        if leave and (start is not None or self.start == "random" or not search.certain):  # else the first step does
             search.begin()
         for _ in range(self.restarts):
             last = self._climb(search, generator, start)

@@ -66,6 +66,8 @@ def summarize(outcome: Outcome) -> dict[str, float]:
     - ``aurc``: the risk is the absolute error and the certainty ``−σ``, per target; the mean over the T targets;
     - ``zero_std``: percent of the standard deviations that are 0. Above 0, read ``nll`` and the coverage with care.
 
+    All are means over the T targets; where their units differ, summarize each of :func:`split_targets`.
+
     Raises:
         TensorDropoutError: if the outcome is empty, not finite, or lacks an array.
 
@@ -112,6 +114,20 @@ def _gaussian_nll(error: Array, std: Array) -> float:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         value = float((np.log(std) + 0.5 * np.square(error / std)).mean()) + 0.5 * math.log(2 * math.pi)
     return value if math.isfinite(value) else math.nan
+
+
+def split_targets(outcome: Outcome) -> list[dict[str, Array]]:
+    """The outcome of a regression target by target: T outcomes of (N, 1).
+
+    Example:
+        >>> [each["output"].tolist() for each in split_targets({"target": [[1.0, 9.0]], "output": [[2.0, 8.0]]})]
+        [[[2.0]], [[8.0]]]
+    """
+    return _split(read_numbers("split_targets", outcome))
+
+
+def _split(found: dict[str, Array]) -> list[dict[str, Array]]:
+    return [{name: values[:, t : t + 1] for name, values in found.items()} for t in range(found["output"].shape[1])]
 
 
 def score_images(outcome: Outcome) -> Array:
@@ -203,7 +219,7 @@ def reliability(confidence: ArrayLike, right: ArrayLike, bins: int = BINS) -> Re
     return Reliability(means[0], means[1], examples)
 
 
-def fit_extra_variance(outcome: Outcome) -> float:
+def fit_extra_variance(outcome: Outcome) -> float | Array:
     """The variance ``s²`` that the standard deviations of a regression leave out, by maximum likelihood.
 
     ``s² = argmax_{s² ≥ 0} Σ log N(y; f, σ² + s²)``: the masks' σ says how unsure the weights are, and not how far the
@@ -215,13 +231,21 @@ def fit_extra_variance(outcome: Outcome) -> float:
     σ = 0 is hit exactly, ``s² = 0`` would be infinitely likely whatever the others say; such examples are left out.
 
     Args:
-        outcome: of a regression. There is one ``s²`` for all T targets; where their units differ, fit each by itself.
+        outcome: of a regression.
+
+    Returns:
+        ``s²``; of several targets one each, (T,).
 
     Example:
         >>> round(fit_extra_variance({"target": [[0.0], [0.0]], "output": [[2.0], [-2.0]], "std": [[1.0], [1.0]]}), 6)
         3.0
     """
-    found = read_numbers("fit_extra_variance", outcome)
+    fitted = [_fit_extra(found) for found in _split(read_numbers("fit_extra_variance", outcome))]
+    return fitted[0] if len(fitted) == 1 else np.array(fitted)
+
+
+def _fit_extra(found: dict[str, Array]) -> float:
+    """Of one target."""
     error = np.abs(found["output"] - found["target"]).ravel()
     std = found["std"].ravel() if "std" in found else np.zeros_like(error)
     unit = float(error.max())
@@ -260,22 +284,27 @@ def _maximize_likelihood(squares: Array, variances: Array) -> float:
     return max(maxima, key=measure)
 
 
-def widen(outcome: Outcome, extra: float) -> dict[str, Array]:
+def widen(outcome: Outcome, extra: float | Array) -> dict[str, Array]:
     """The outcome of a regression with ``std = √(σ² + s²)``; σ is 0 where the outcome has no ``std``.
 
     Args:
         outcome: of a regression.
-        extra: ``s²``, from :func:`fit_extra_variance` on other examples.
+        extra: ``s²``, from :func:`fit_extra_variance` on other examples: one, or one for each target, (T,).
 
     Example:
         >>> widen({"target": [[0.0]], "output": [[1.0]], "std": [[3.0]]}, 16.0)["std"].tolist()
         [[5.0]]
     """
     found = read_numbers("widen", outcome)
-    if not (math.isfinite(extra) and extra >= 0):
+    variance, targets = np.asarray(extra, dtype=np.float64), found["output"].shape[1]
+    if not (np.isfinite(variance).all() and (variance >= 0).all()):
         raise TensorDropoutError(f"widen: extra is a variance, a finite number of 0 or more, not {extra!r}")
+    if variance.shape not in ((), (targets,)):
+        raise TensorDropoutError(
+            f"widen: extra is one number, or one for each of the {targets} targets, not an array of {variance.shape}"
+        )
     std = found.get("std", np.zeros_like(found["output"]))
-    return {**found, "std": np.hypot(std, math.sqrt(extra))}
+    return {**found, "std": np.hypot(std, np.sqrt(variance))}
 
 
 # Quantiles and roots.

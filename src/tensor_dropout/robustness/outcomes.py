@@ -49,7 +49,7 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
     found = {"confidence": confidence, "rest": rest, "entropy": torch.special.entr(probs).sum(1)}
     if bool((y >= 0).all()):
         hit = torch.nn.functional.one_hot(y.long(), probs.shape[1]).to(probs.dtype)
-        found["nll"] = -(probs * hit).sum(1).clamp(min=torch.finfo(torch.float32).tiny).log()
+        found["nll"] = -_log(predicted).gather(1, y.long()[:, None])[:, 0]
         found["brier"] = (probs - hit).square().sum(1)
     if predicted.disagreement is not None and predicted.doubt is not None:
         found |= {"disagreement": predicted.disagreement, "doubt": predicted.doubt}
@@ -57,6 +57,13 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
     return {"predicted": guess.cpu().numpy().astype(small)} | {
         name: values.float().cpu().numpy().astype(_STORED.get(name, np.float32)) for name, values in found.items()
     }
+
+
+def _log(predicted: Predicted) -> Tensor:
+    """Without logarithms of its own, a probability of 0 counts as the smallest of float32."""
+    if predicted.log_probs is not None:
+        return predicted.log_probs
+    return predicted.output.double().clamp(min=torch.finfo(torch.float32).tiny).log()
 
 
 _STORED = {"brier": np.float16}

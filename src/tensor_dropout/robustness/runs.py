@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.data import DATASETS, Data, load_data
+from tensor_dropout.data import DATASETS, OF_YOUR_OWN, Data, load_data
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
 from tensor_dropout.records import describe_environment, write_json
@@ -152,6 +152,7 @@ def evaluate_run(
             norm=settings.norm,
             declared_random=mode != "mean",
             randomized=target.is_randomized(examples.x),
+            targets=[] if data.target is None else data.target.split(", "),
         ),
     }
     write_json(folder / "evaluation.json", written)
@@ -163,6 +164,7 @@ def _check_request(run: Path, target: Target, examples: Examples, settings: Sett
     target.check(examples.x, examples.y)
     if target.mode == "sample":
         with torch.random.fork_rng():
+            torch.manual_seed(settings.seed)
             if not target.is_randomized(examples.x):
                 raise TensorDropoutError(f"evaluate: the network of {run} has nothing random; use --mode mean")
     largest = settings.ordered()[-1]
@@ -182,7 +184,7 @@ def _load_data(run: Path, record: dict[str, Any], root: Path | None, split: str)
         raise TensorDropoutError(f"evaluate: --split is test or validation, got {split!r}")
     name = settings["data.name"]
     if name not in DATASETS:
-        raise TensorDropoutError(f"evaluate: {run} was trained on {name!r}, which is unknown here")
+        raise TensorDropoutError(f"evaluate: {run} was trained on {name!r}, which is unknown here; {OF_YOUR_OWN}")
     data = load_data(name, root=root or settings.get("data.root"), seed=settings["data.seed"], **data_options(settings))
     if getattr(data, split) is None:
         raise TensorDropoutError(f"evaluate: {name} has no {split} part in this run; use another --split")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist
@@ -26,9 +27,11 @@ def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
     """The record as tables: attacks side by side, noise, and the audit with its verdict."""
     summary = record["summary"]
     metric, unit = MAIN[summary["task"]], " %" if summary["task"] == "classification" else ""
-    clean = _with_interval(summary["clean"], metric)
+    clean = "; ".join(f"{name} {_with_interval(row, metric)}".lstrip() for name, row in _by_target(summary["clean"]))
     console.print(f"{escape(record['title'])}: {summary['examples']} {record['split']} examples", highlight=False)
-    console.print(f"clean {metric} {clean}{unit}", highlight=False)
+    console.print(f"clean {metric} {escape(clean)}{unit}", highlight=False)
+    if "targets" in summary["clean"]:
+        console.print(_tabulate_targets(summary["clean"]["targets"], metric))
     if summary["attacks"]:
         console.print(_tabulate_attacks(summary, metric, "paper"))
         console.print(_tabulate_attacks(summary, metric, "adaptive"))
@@ -79,6 +82,15 @@ def _tabulate_attacks(summary: Mapping[str, Any], metric: str, protocol: str) ->
     return table
 
 
+def _tabulate_targets(targets: Mapping[str, Any], metric: str) -> Table:
+    """Several targets of a regression, clean: each has a unit of its own."""
+    keys = [key for key in INTERVALS if any(key in row for row in targets.values())]
+    table = Table("target", metric, *keys, title="each target in its own unit; below, attacks have their mean")
+    for name, row in targets.items():
+        table.add_row(escape(name), _with_interval(row, metric), *_show(row, keys))
+    return table
+
+
 def any_after(rows: Sequence[Mapping[str, Any]]) -> bool:
     """Whether an attack met only those that others had left."""
     return any(row["cumulative"] for row in rows)
@@ -98,9 +110,13 @@ def print_audit(audit: Mapping[str, Any], console: Console) -> None:
 
 def _tabulate_noise(summary: Mapping[str, Any], metric: str) -> Table:
     keys = [key for key in UNCERTAINTY if key in summary["clean"]]
-    table = Table("noise", "level", metric, *keys, title="noise: metric with 95 % interval over draws and images")
+    several = ["target"] if "targets" in summary["clean"] else []
+    title = "noise: metric with 95 % interval over draws and images"
+    table = Table("noise", "level", *several, metric, *keys, title=title)
     for row in [{"corruption": "none", "unit": "", **summary["clean"]}, *summary["noise"]]:
-        table.add_row(*_name_noise(row), _with_interval(row, metric), *_show(row, keys))
+        for name, own in _by_target(row):
+            shown = [escape(name)] if several else []
+            table.add_row(*_name_noise(row), *shown, _with_interval(own, metric), *_show(own, keys))
     return table
 
 
@@ -129,6 +145,12 @@ def _tabulate_heads(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
 
 
 UNCERTAINTY = ("nll", "ece", "brier", "aurc", "coverage_95", "coverage_95_widened")
+INTERVALS = ("coverage_95", "width_95", "coverage_95_widened", "width_95_widened")
+
+
+def _by_target(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The numbers of every target with its name; of one target, or of classes, the row as it is."""
+    return list(row["targets"].items()) if "targets" in row else [("", row)]
 
 
 def _name_noise(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -140,7 +162,15 @@ def _show(row: Mapping[str, Any], keys: Sequence[str]) -> list[str]:
 
 
 def _with_interval(row: Mapping[str, Any], metric: str) -> str:
+    """Without the interval where there is none, of a single example."""
+    if row["low"] is None:
+        return f"{row[metric]:.2f}"
     return f"{row[metric]:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+
+
+def _ends(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """(2, rows): the lower and upper ends, NaN where there are none."""
+    return np.array([[row["low"] for row in rows], [row["high"] for row in rows]], dtype=np.float64)
 
 
 # Figures.
@@ -177,14 +207,10 @@ def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Pa
         radii = {row["budget"]: row["epsilon"] for row in summary["attacks"]}
         if worst:
             values = [cell[metric] for _, cell in worst]
-            spread = [
-                [cell[metric] - cell["low"] for _, cell in worst],
-                [cell["high"] - cell[metric] for _, cell in worst],
-            ]
             axes.errorbar(
                 [radii[budget] for budget, _ in worst],
                 values,
-                yerr=np.abs(spread),
+                yerr=np.abs(_ends([cell for _, cell in worst]) - values),
                 color=ADAPTIVE_COLOR,
                 marker="D",
                 linewidth=2.2,
@@ -214,9 +240,7 @@ def _draw_noise(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path
         for panel, name in zip(panels.flat, names, strict=False):
             rows = [row for row in summary["noise"] if row["corruption"] == name]
             x = np.arange(len(rows))
-            panel.fill_between(
-                x, [row["low"] for row in rows], [row["high"] for row in rows], alpha=0.25, color=PAPER_COLOR
-            )
+            panel.fill_between(x, *_ends(rows), alpha=0.25, color=PAPER_COLOR)
             panel.plot(x, [row[metric] for row in rows], marker="o", color=PAPER_COLOR)
             panel.axhline(summary["clean"][metric], color=CLEAN_COLOR, linestyle="--", linewidth=1)
             panel.set_xticks(x, [f"{row['level']:g}" for row in rows])
@@ -286,7 +310,9 @@ def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequ
     table = Table("noise", "level", "", metric, *keys, title=title)
     for rows in zip(*tables, strict=True):
         for letter, row in zip(letters, rows, strict=True):
-            table.add_row(*_name_noise(row), letter, _with_interval(row, metric), *_show(row, keys))
+            for name, own in _by_target(row):
+                shown = f"{letter} {escape(name)}".rstrip()
+                table.add_row(*_name_noise(row), shown, _with_interval(own, metric), *_show(own, keys))
         table.add_section()
     console.print(table)
 
@@ -301,7 +327,7 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], 
             f"{row['a']:.2f}",
             f"{row['b']:.2f}",
             f"{row['difference']:+.2f}",
-            f"[{row['low']:+.2f}, {row['high']:+.2f}]",
+            "" if math.isnan(row["low"]) else f"[{row['low']:+.2f}, {row['high']:+.2f}]",
             "" if row["p_value"] is None else f"{row['p_value']:.3g}",
         )
     console.print(table)

@@ -11,11 +11,13 @@ import numpy as np
 from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
 from tensor_dropout.robustness.detection import detect
 from tensor_dropout.robustness.intervals import metric_interval
-from tensor_dropout.robustness.measures import score_images, summarize, widen
+from tensor_dropout.robustness.measures import score_images, split_targets, summarize, widen
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes
 
 MAIN = {"classification": "accuracy", "regression": "mae"}
+WIDENED = ("nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95")
+"""What a regression's residual variance changes."""
 
 
 def summarize_evaluation(
@@ -28,6 +30,7 @@ def summarize_evaluation(
     norm: str = "linf",
     declared_random: bool = False,
     randomized: bool = False,
+    targets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that is reported, from stored outcomes alone.
 
@@ -40,20 +43,22 @@ def summarize_evaluation(
         norm: of the adaptive protocol; the paper's is linf, and only beside an adaptive one of linf.
         declared_random: whether the prediction mode says that the network is random.
         randomized: whether it is.
+        targets: the names of a regression's targets; without them they are numbered.
 
     Returns:
         ``clean``, ``attacks``, ``worst_case``, ``noise``; where they were asked for also ``audit`` (of the adaptive
-        protocol), ``unknown`` (inputs of unknown classes) and ``heads`` (of smaller sizes).
+        protocol), ``unknown`` (inputs of unknown classes) and ``heads`` (of smaller sizes). Clean and under noise,
+        several targets of a regression stand one by one in ``targets``, each in its own unit, beside their mean.
     """
     record: dict[str, Any] = {
         "task": task,
         "examples": len(outcomes.examples["target"]),
-        "clean": _measure(outcomes, ["clean"], task),
+        "clean": _measure(outcomes, ["clean"], targets),
         "attacks": [
             _describe_attack(outcomes, name, task) for name in planned if name.startswith(("paper/", "adaptive/"))
         ],
         "worst_case": [row for budget in budgets if (row := _worst_case(outcomes, planned, task, budget, norm))],
-        "noise": _describe_noise(outcomes, [name for name in planned if name.startswith("noise/")], task),
+        "noise": _describe_noise(outcomes, [name for name in planned if name.startswith("noise/")], targets),
     }
     if "unknown" in planned:
         signals = detect(outcomes["clean"], outcomes["unknown"])
@@ -93,25 +98,39 @@ def make_audit(
 
 def describe_uncertainty(outcomes: Outcomes) -> dict[str, dict[str, Any]]:
     """Clean and under every noise: metric, likelihood, calibration; by condition, such as "gaussian 4 SNR"."""
-    task = "regression" if "output" in outcomes["clean"] else "classification"
-    clean = {"corruption": "none", "level": None, "unit": "", **_measure(outcomes, ["clean"], task)}
-    rows = [clean, *_describe_noise(outcomes, outcomes.names("noise/"), task)]
+    clean = {"corruption": "none", "level": None, "unit": "", **_measure(outcomes, ["clean"])}
+    rows = [clean, *_describe_noise(outcomes, outcomes.names("noise/"))]
     return {" ".join(str(row[key]) for key in ("corruption", "level", "unit")): row for row in rows}
 
 
-def _measure(outcomes: Outcomes, names: list[str], task: str) -> dict[str, float | None]:
+def _measure(outcomes: Outcomes, names: list[str], targets: Sequence[str] = ()) -> dict[str, Any]:
     """The metrics averaged over parts that differ in their draws, and the main one's 95 % interval."""
     found = [outcomes[name] for name in names]
+    extra = outcomes["validation"]["extra_variance"] if "validation" in outcomes else None
+    measured: dict[str, Any] = {**_measure_draws(found, extra), "draws": len(names)}
+    if "output" in found[0] and len(columns := list(zip(*map(split_targets, found), strict=True))) > 1:
+        known = targets if len(targets) == len(columns) else [str(t + 1) for t in range(len(columns))]
+        extras = [None] * len(columns) if extra is None else np.broadcast_to(extra, len(columns))
+        measured["targets"] = {
+            name: _measure_draws(column, own) for name, column, own in zip(known, columns, extras, strict=True)
+        }
+    return measured
+
+
+def _measure_draws(found: Sequence[Arrays], extra: Any) -> dict[str, float | None]:
     numbers = [summarize(outcome) for outcome in found]
     mean = {key: float(np.mean([each[key] for each in numbers])) for key in numbers[0]}
-    low, high = metric_interval(*found)
-    measured: dict[str, float | None] = {**mean, "low": low, "high": high, "draws": len(names)}
-    if task == "regression" and "validation" in outcomes and "std" in found[0]:
-        extra = float(outcomes["validation"]["extra_variance"])
+    measured: dict[str, float | None] = {**mean, **_find_ends(*found)}
+    if extra is not None and "std" in found[0]:
         wide = [summarize(widen(outcome, extra)) for outcome in found]
-        for key in ("nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95"):
-            measured[f"{key}_widened"] = float(np.mean([each[key] for each in wide]))
+        measured |= {f"{key}_widened": float(np.mean([each[key] for each in wide])) for key in WIDENED}
     return {key: value if value is not None and math.isfinite(value) else None for key, value in measured.items()}
+
+
+def _find_ends(*found: Arrays) -> dict[str, float | None]:
+    """The interval of the main metric; None of a single number, which has none."""
+    ends = metric_interval(*found)._asdict()
+    return {name: end if math.isfinite(end) else None for name, end in ends.items()}
 
 
 def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]:
@@ -132,9 +151,8 @@ def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]
     }
 
 
-def _measure_attack(outcome: Arrays, task: str) -> dict[str, float]:
-    low, high = metric_interval(outcome)
-    measured = {MAIN[task]: float(score_images(outcome).mean()), "low": low, "high": high}
+def _measure_attack(outcome: Arrays, task: str) -> dict[str, float | None]:
+    measured = {MAIN[task]: float(score_images(outcome).mean()), **_find_ends(outcome)}
     return measured | (
         {"confidence": 100 * float(outcome["confidence"].mean(dtype=np.float64))} if task == "classification" else {}
     )
@@ -160,7 +178,7 @@ def worst_outcome(outcomes: Sequence[Arrays], task: str) -> Arrays:
     return {key: np.stack([outcome[key] for outcome in outcomes])[chosen, rows] for key in shared}
 
 
-def _describe_noise(outcomes: Outcomes, names: Sequence[str], task: str) -> list[dict[str, Any]]:
+def _describe_noise(outcomes: Outcomes, names: Sequence[str], targets: Sequence[str] = ()) -> list[dict[str, Any]]:
     groups: dict[tuple[str, float], list[str]] = {}
     for name in names:
         settings = outcomes.settings(name)
@@ -170,7 +188,7 @@ def _describe_noise(outcomes: Outcomes, names: Sequence[str], task: str) -> list
             "corruption": corruption,
             "level": level,
             "unit": CORRUPTIONS[corruption].unit,
-            **_measure(outcomes, names, task),
+            **_measure(outcomes, names, targets),
         }
         for (corruption, level), names in groups.items()
     ]

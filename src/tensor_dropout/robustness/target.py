@@ -6,6 +6,7 @@ needs to know of it (expectation over transformation; Athalye, Carlini, Wagner, 
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from tensor_dropout.data.base import Task
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.emission import emit, unwrap
 from tensor_dropout.layers.regression import TensorRegression, randomized_layers
 from tensor_dropout.nets import ResNet, WeightDropoutTucker
@@ -49,19 +51,22 @@ class Predicted(NamedTuple):
         disagreement: (B,): of classes, the mutual information of class and draw in nats; None without draws.
         doubt: (B,): of classes, the standard deviation of the largest logit, divided by its lead on the second; None
             without draws.
+        log_probs: (B, O): of classes, the logarithm of ``output``, finite where a probability is too small for float32;
+            None for a regression.
     """
 
     output: Tensor
     std: Tensor | None
     disagreement: Tensor | None = None
     doubt: Tensor | None = None
+    log_probs: Tensor | None = None
 
 
 class Nature(NamedTuple):
     """What :meth:`Target.examine` found out.
 
     Attributes:
-        randomized: two passes of one batch differ.
+        randomized: see :meth:`Target.is_randomized`.
         differentiable: autograd reaches the input, with a gradient that is not 0 for all examples.
         zero_gradients: the share of examples whose gradient is 0 everywhere, or too small for float32.
     """
@@ -73,6 +78,10 @@ class Nature(NamedTuple):
 
 VANISHING = 1e-20
 """A gradient below this everywhere counts as vanished: products in a backward pass underflow near it in float32."""
+PASSES = 16
+"""Passes of a few examples that are compared, where only that shows whether a network is random."""
+MASKS = 1024
+"""Masks that are compared, of a law that does not tell its second moments."""
 
 
 class Target:
@@ -87,9 +96,11 @@ class Target:
         bounds: the smallest and largest value that an input can have; ``(-inf, inf)`` for none.
         prepare: from inputs within the bounds to what the model takes, e.g. a normalisation; differentiable.
         task: "classification" or "regression".
-        mode: "mean", the network as it is in ``eval``; "sample", with tensor dropout, and ``nn.Dropout``, drawn
-            anew and averaged (Monte-Carlo dropout); "exact", the exact mean and std of a regression, or the softmax
-            averaged over draws of the last layer alone.
+        mode: "mean", the network as it is in ``eval``: with the mean weight, unless it was built with
+            ``at_test="sample"``; then every answer is one draw, and the audit says so. "sample", with tensor dropout,
+            and ``nn.Dropout``, drawn anew and averaged (Monte-Carlo dropout). "exact": of a regression the exact mean
+            and std, with nothing random; of classes the softmax averaged over draws of the last layer alone, which is
+            random, and attacked as such.
         n_samples: draws of a prediction; None: 32, or 1 for the mode "mean".
         eot_samples: draws behind a gradient; None: as many as for a prediction, 1 where that is exact.
         batch: examples that pass through the network at once.
@@ -220,30 +231,20 @@ class Target:
 
     def _predict(self, x: Tensor) -> Predicted:
         draws = self._draw(x, self.n_samples)
+        several = len(draws) > 1
         if self.task == "regression":
-            return Predicted(draws.mean(0), draws.std(0) if len(draws) > 1 else None)
-        probs = draws.softmax(-1)
-        mean = probs.mean(0)
-        if len(draws) == 1:
-            return Predicted(mean, None)
-        return Predicted(mean, None, _disagree(mean, _entropy(probs).mean(0)), _doubt(draws.mean(0), draws.std(0)))
+            return Predicted(draws.mean(0), draws.std(0) if several else None)
+        return _average(draws, draws.mean(0), draws.std(0) if several else None)
 
     def _predict_exact(self, x: Tensor) -> Predicted:
         prepared = self.prepare(x)  # once: members must see the same noise
-        members = [
-            predict(member, prepared, mode="exact", n_samples=max(self.n_samples, 2), task=self.task)
-            for member in self.members
-        ]
-        means = self._check_finite(torch.stack([member.mean for member in members]))
-        within = torch.stack([member.std.square() for member in members if member.std is not None]).mean(0)
-        std = (within + means.var(0, correction=0)).sqrt()
+        members = [predict(member, prepared, mode="exact", task="regression") for member in self.members]
+        means = self._check_finite(torch.stack([member.mean for member in members])).flatten(2)
+        within = torch.stack([member.std.square() for member in members if member.std is not None]).mean(0).flatten(1)
+        mean, std = means.mean(0), (within + means.var(0, correction=0)).sqrt()
         if self.task == "regression":
-            return Predicted(means.mean(0), std)
-        probs, entropies, disagreements = (
-            torch.stack([getattr(member, name) for member in members]).mean(0)
-            for name in ("probs", "entropy", "mutual_information")
-        )
-        return Predicted(probs, None, _disagree(probs, entropies - disagreements), _doubt(means.mean(0), std))
+            return Predicted(mean, std)
+        return _average(self._draw_prepared(prepared, max(self.n_samples, 2)), mean, std)
 
     def examine(self, x: Tensor, y: Tensor, loss: Loss) -> Nature:
         """Look at the forward pass: is it random, and does a gradient come back?"""
@@ -253,12 +254,19 @@ class Target:
 
     @torch.no_grad()
     def is_randomized(self, x: Tensor) -> bool:
-        """Whether two passes of the network, in this mode, differ on these inputs; found out once."""
-        if self._randomized is None:
-            few = x[: self.batch]
-            with self._settled():
-                first, second = (self._draw(few, 1) for _ in range(2))
-            self._randomized = bool((first - second).abs().max() > 1e-5 * first.abs().max())
+        """Whether two answers of the network to one input, in this mode, may differ.
+
+        Of tensor dropout its layers say so: where most masks keep everything, passes agree by luck. For anything else
+        that is random, ``PASSES`` passes of a few of these inputs are compared, once.
+        """
+        with self._settled():
+            if any(_draws_masks(member) for member in self.members):
+                return True
+            if self._randomized is None:
+                few = x[: min(self.batch, PASSES)]
+                draws = torch.stack([self._draw(few, 1) for _ in range(PASSES)])
+                spread = (draws - draws[0]).abs().max()
+                self._randomized = bool(spread > 1e-5 * draws[0].abs().max())
         return self._randomized
 
     def is_fooled(self, scores: Tensor, y: Tensor) -> Tensor:
@@ -328,12 +336,18 @@ class Target:
 
     def _draw(self, x: Tensor, n: int) -> Tensor:
         """(draws · members, B, O), differentiable."""
-        prepared = self.prepare(x)
-        if self._heads_only and n > 1:
-            draws = [draw for member in self.members for draw in _draw_heads(member, prepared, n)]
-        else:
-            draws = [_run(member, prepared) for member in self.members for _ in range(n)]
+        return self._draw_prepared(self.prepare(x), n)
+
+    def _draw_prepared(self, prepared: Tensor, n: int) -> Tensor:
+        draws = [draw for member in self.members for draw in self._draw_member(member, prepared, n)]
         return self._check_finite(torch.stack(draws))
+
+    def _draw_member(self, member: nn.Module, prepared: Tensor, n: int) -> list[Tensor]:
+        if self._heads_only and n > 1:
+            if draws := _draw_heads(member, prepared, n):
+                return draws
+            self._heads_only = False
+        return [_run(member, prepared) for _ in range(n)]
 
     def _check_finite(self, outputs: Tensor) -> Tensor:
         if not bool(outputs.isfinite().all()):
@@ -345,7 +359,7 @@ class Target:
 
     def _score(self, draws: Tensor) -> Tensor:
         if self.task == "classification" and len(draws) > 1:
-            return draws.softmax(-1).mean(0).log()
+            return _log_average(draws)
         return draws.mean(0)
 
     def _split(self, x: Tensor, y: Tensor, goal: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -359,7 +373,8 @@ class Target:
         with ExitStack() as stack:
             for member in self.members:
                 stack.enter_context(evaluating(member))
-                stack.enter_context(at_test(member, "sample" if self._sampling else "mean"))
+                if self.mode != "mean":
+                    stack.enter_context(at_test(member, "sample" if self._sampling else "mean"))
                 stack.enter_context(_frozen(member))
                 if self.mode == "sample":
                     stack.enter_context(_dropping(member))
@@ -369,6 +384,20 @@ class Target:
 def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
     given = [part for part in parts if part is not None]
     return torch.cat(given) if given else None
+
+
+def _average(draws: Tensor, mean: Tensor, std: Tensor | None) -> Predicted:
+    """What draws of logits (n, B, O) say together; ``mean`` and ``std`` are those of a logit over the draws."""
+    log_probs, singles = _log_average(draws), draws.softmax(-1)
+    probs = singles.mean(0)
+    if std is None:
+        return Predicted(probs, None, log_probs=log_probs)
+    return Predicted(probs, None, _disagree(probs, _entropy(singles).mean(0)), _doubt(mean, std), log_probs)
+
+
+def _log_average(draws: Tensor) -> Tensor:
+    """``log mean softmax`` over draws of logits (n, B, O): (B, O), in logarithms, where a softmax may round to 0."""
+    return draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))
 
 
 def _entropy(probs: Tensor) -> Tensor:
@@ -401,13 +430,42 @@ class _Heads(NamedTuple):
 
 
 def _draw_heads(model: nn.Module, x: Tensor, n: int) -> list[Tensor]:
-    """So many draws of the last layer on features computed once."""
+    """So many draws of the last layer on features computed once; none if the features are random themselves."""
+    before = _random_states(x)
 
     def draw(layer: TensorRegression, features: Tensor) -> _Heads:
+        if not all(map(torch.equal, before, _random_states(x))):
+            return _Heads([])
         masks = (layer.draw_masks(len(features)) for _ in range(n))
         return _Heads([layer.regress(features, mask).flatten(1) for mask in masks])
 
     return emit(unwrap(model), x, draw, _Heads, "target").draws
+
+
+def _random_states(x: Tensor) -> list[Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
+
+
+def _draws_masks(model: nn.Module) -> bool:
+    """Whether a tensor dropout draws masks in the next pass, as it is set now, that are not all alike."""
+    return any(
+        layer.dropout is not None
+        and layer.dropout.is_random
+        and layer._fixed_masks is None
+        and any(_varies(layer.dropout, layer._ranks[axis]) for axis in layer.dropped_axes)
+        for layer in randomized_layers(model)
+    )
+
+
+def _varies(dropout: TensorDropout, R: int) -> bool:
+    """Whether masks of R ranks differ: by the variance of the law, or seen in ``MASKS`` draws."""
+    law, theta = dropout.law, dropout.theta
+    second = law.second_moment(R, theta)
+    if second is None:
+        variance = law.draw((MASKS, R), theta, device=theta.device).var(0)
+    else:
+        variance = second.diagonal() - law.mean(R, theta).to(second).square()
+    return bool((variance > 1e-9).any())
 
 
 def _is_random_in_its_head_only(model: nn.Module) -> bool:
