@@ -108,6 +108,26 @@ def test_export(trained, to, tmp_path):
         torch.testing.assert_close(state["fc.weight"], network.fc.weight.detach(), rtol=0, atol=1e-6)
 
 
+def test_the_folder_of_a_run_stands_for_its_network(trained, tmp_path):
+    _, network = trained
+    (tmp_path / "run").mkdir()
+    td.save(network, tmp_path / "run" / "model.safetensors")
+    assert call("convert", tmp_path / "run", "-o", tmp_path / "a.safetensors").exit_code == 0
+    assert call("export", tmp_path / "run", "--to", "pt2", "-o", tmp_path / "a.pt2").exit_code == 0
+    assert (tmp_path / "a.pt2").exists()
+
+
+def test_a_converted_network_for_volumes_exports(tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    network = build_net("resnet-mini", outputs=1, input_shape=(1, 16, 16, 16)).eval()
+    td.save(network, tmp_path / "a.safetensors")
+    words = ("--rank", "4,2,2,2,1", "--theta", "0.8", "-o", tmp_path / "b.safetensors")
+    assert call("convert", tmp_path / "a.safetensors", *words).exit_code == 0
+    result = call("export", tmp_path / "b.safetensors", "--to", "onnx", "-o", tmp_path / "b.onnx")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "b.onnx").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -126,12 +146,18 @@ def test_export(trained, to, tmp_path):
         (["convert", "{ours}", "-o", "no/such/folder/a.safetensors"], "does not exist"),
         (["export", "{ours}", "--to", "merged", "-o", "a"], "no tensor regression"),
         (["export", "{plain}", "-o", "a"], "--arch"),
+        (["export", "{folder}", "-o", "a"], "is a folder without model.safetensors"),
+        (["convert", "{folder}", "-o", "a"], "is a folder without model.safetensors"),
+        (["export", "{ours}", "--to", "merged", "-o", "a.onnx"], "call it a.safetensors, or pass --to onnx"),
+        (["export", "{ours}", "--to", "pt2", "-o", "a.safetensors"], "call it a.pt2, or pass --to merged"),
+        (["export", "{ours}", "-o", "a.PT2"], "call it a.onnx, or pass --to pt2"),
+        (["export", "{ours}", "--to", "pt2", "--input", "3,64,64", "-o", "a"], "export: ResNet does not run"),
     ],
 )
 def test_mistakes_show_one_sentence_and_write_nothing(trained, words, message, tmp_path, monkeypatch):
     folder, _ = trained
     monkeypatch.chdir(tmp_path)
-    places = {"{plain}": folder / "plain.pt", "{ours}": folder / "ours.safetensors"}
+    places = {"{plain}": folder / "plain.pt", "{ours}": folder / "ours.safetensors", "{folder}": folder}
     result = call(*(places.get(word, word) for word in words))
     assert result.exit_code == 1
     assert message in result.output

@@ -135,6 +135,27 @@ def test_flattening_keeps_the_positions_of_the_weight():
     torch.testing.assert_close(found.contributions, torch.einsum("bchw,ochw->bhwo", features, weight).detach())
 
 
+@pytest.mark.parametrize("head", ["fc", "rtrl-cp", "rtrl-tucker", "rtrl-tt"])
+@pytest.mark.parametrize("how", [torch.bfloat16, torch.float16, "autocast"], ids=str)
+def test_half_precision_is_explained_in_float32(head, how):
+    net, x = build(head).eval(), torch.randn(3, 3, 16, 24)
+    if how == "autocast":
+        with torch.autocast("cpu", torch.bfloat16):
+            found = explain(net, x)
+    else:
+        found = explain(copy.deepcopy(net).to(how), x.to(how))
+    expected = explain(net, x)
+    assert {part.dtype for part in found} == {torch.float32}
+    scale = expected.contributions.abs().max()
+    torch.testing.assert_close(found.contributions, expected.contributions, rtol=0, atol=float(0.1 * scale))
+
+
+def test_a_small_change_behind_the_head_is_seen_in_half_precision():
+    net = Halved(build()).bfloat16()
+    with pytest.raises(td.TensorDropoutError, match="does not return the output of its last linear layer"):
+        explain(net, torch.randn(3, 3, 16, 24).bfloat16())
+
+
 class Halved(nn.Module):
     def __init__(self, net):
         super().__init__()
@@ -414,7 +435,7 @@ def test_many_files_have_a_table_too(scans, trained, tmp_path, monkeypatch):
     with (tmp_path / "out" / "predict" / "predictions.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["file"] for row in rows] == ["in/a/sub-00_T1w.nii.gz", "in/b/sub-00_T1w.nii.gz", str(scan)]
-    assert list(rows[0]) == ["file", "age", "age_std"]
+    assert list(rows[0]) == ["file", "record", "age", "age_std"]
     for row, stem in zip(rows, stems, strict=True):
         record = read_record(tmp_path / "out" / "predict" / f"{stem}.json")
         assert record["file"] == row["file"]
@@ -501,7 +522,7 @@ def test_pictures_of_any_number_of_channels(trained, tmp_path, mode):
         ("no model", "it has no model.safetensors"),
         ("damaged model", "not a safetensors file"),
         ("damaged record", "is damaged"),
-        ("digits", "digits has no files of its own"),
+        ("digits", "this run was trained on digits"),
     ],
 )
 def test_runs_that_cannot_predict(scans, trained, tmp_path, change, part):

@@ -119,6 +119,101 @@ def test_the_command_line_refuses_bfloat16_in_one_sentence(tmp_path):
     assert not (tmp_path / "a.onnx").exists()
 
 
+def volumes(size):
+    """A pooled head on volumes; its converted head needs AdaptiveAvgPool3d, for which torch has no ONNX."""
+    return nn.Sequential(nn.Conv3d(1, 4, 3), nn.AdaptiveAvgPool3d(size), nn.Flatten(), nn.LazyLinear(3))
+
+
+def run_onnx(path, x):
+    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return torch.as_tensor(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
+
+
+@pytest.mark.parametrize("stage", ["converted", "fine-tuned", "merged"])
+def test_a_converted_head_on_volumes_exports_to_onnx(stage, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    torch.manual_seed(0)
+    network, example = volumes(1), torch.randn(2, 1, 6, 6, 6)
+    network(example)
+    td.tensorize_(network, example, rank=(4, 2, 2, 2, 3), dropout=0.8)
+    if stage != "converted":
+        with torch.no_grad():
+            for parameter in network[3].parameters():
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    if stage == "merged":
+        td.merge_(network)
+    assert isinstance(network[1], nn.AdaptiveAvgPool3d)
+    assert network[1].output_size == (4, 4, 4)
+    network.eval()
+    assert export_onnx(network, example, tmp_path / "a.onnx") < 1e-5
+    x = torch.randn(5, 1, 6, 6, 6)
+    torch.testing.assert_close(run_onnx(tmp_path / "a.onnx", x), network(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, (3, 2, 4), (None, 2, 1), 7], ids=str)
+def test_pooling_of_volumes_exports_whether_or_not_it_divides(size, tmp_path):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    network, x = nn.AdaptiveAvgPool3d(size), torch.randn(3, 2, 6, 5, 4)
+    assert export_onnx(network, x[:2], tmp_path / "a.onnx") < 1e-5
+    torch.testing.assert_close(run_onnx(tmp_path / "a.onnx", x), network(x), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program])
+def test_one_sample_is_an_example_too(export, network, tmp_path):
+    if export is export_onnx:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    assert export(network, torch.randn(1, 1, 6, 6), tmp_path / "a") < 1e-5
+    x = torch.randn(4, 1, 6, 6)
+    found = run_onnx(tmp_path / "a", x) if export is export_onnx else torch.export.load(tmp_path / "a").module()(x)
+    torch.testing.assert_close(found, network(x), rtol=1e-4, atol=1e-5, check_stride=False)
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program, export_merged])
+def test_a_network_that_diverged_is_refused(export, network, tmp_path):
+    if export is export_onnx:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    with torch.no_grad():
+        network[0].bias.fill_(float("nan"))
+    with pytest.raises(td.TensorDropoutError, match="NaN or infinite"):
+        export(network, torch.randn(2, 1, 6, 6), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program, export_merged])
+def test_an_example_of_another_shape_is_refused_in_one_sentence(export, network, tmp_path, capfd):
+    if export is export_onnx:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    with pytest.raises(td.TensorDropoutError, match=r"^export: Sequential does not run .*\[\(2, 3, 6, 6\)\]") as caught:
+        export(network, torch.randn(2, 3, 6, 6), tmp_path / "a")
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x):
+        return torch.linalg.eigvalsh(x)
+
+
+def test_what_onnx_has_no_operator_for_is_named_without_colours(tmp_path, capfd):
+    pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    with pytest.raises(td.TensorDropoutError, match=r"does not export to ONNX: .*eigh") as caught:
+        export_onnx(Eigenvalues(), torch.eye(3).expand(2, 3, 3), tmp_path / "a.onnx")
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert capfd.readouterr() == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tied_weights_are_written_under_each_name(tmp_path):
+    network = nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1), td.CPRegression((2, 3, 3), 4, rank=3)).eval()
+    network[1].weight = network[0].weight
+    assert export_merged(network, torch.randn(2, 2, 3, 3), tmp_path / "a.safetensors") < 1e-5
+    state = load_file(tmp_path / "a.safetensors")
+    assert torch.equal(state["1.weight"], state["0.weight"])
+
+
 class Branching(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x

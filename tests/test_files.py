@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils import parametrize, prune
 
 import tensor_dropout as td
 from layers_under_test import every_format, make_input, make_layer
@@ -626,3 +627,61 @@ def test_a_registered_law_with_a_min_rank_of_its_own_round_trips(path, registry)
     layer = td.CPRegression((4, 3), 2, rank=3, dropout=td.TensorDropout(0.5, law="at-least-two"))
     td.save(layer, path)
     assert td.load(path).dropout.min_rank == 2
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+def parametrized(model):
+    parametrize.register_parametrization(model[0], "core", Doubled())
+    parametrize.register_parametrization(model[0].factors, "1", Doubled())
+    return model
+
+
+def pruned(model):
+    return prune.l1_unstructured(model[0], "core", 0.5) and model
+
+
+@pytest.mark.parametrize("prepare", [parametrized, pruned])
+def test_a_prepared_model_loads_into_one_that_was_prepared_alike(path, prepare):
+    saved, other = (prepare(nn.Sequential(td.TuckerRegression((4, 3), 5, rank=(3, 2, 4)))).eval() for _ in range(2))
+    td.save(saved, path)
+    x = make_input(saved[0])
+    assert not torch.equal(other(x), saved(x))
+    td.load(path, other)
+    assert torch.equal(other(x), saved(x))
+    with pytest.raises(td.TensorDropoutError, match="load: "):
+        td.load(path, nn.Sequential(td.TuckerRegression((4, 3), 5, rank=(3, 2, 4))))
+
+
+def test_pruned_factors_are_not_saved(path):
+    """Nothing would apply their masks after loading: a list of parameters is never called."""
+    model = nn.Sequential(make_layer("tucker"))
+    prune.l1_unstructured(model[0].factors, "0", 0.5)
+    with pytest.raises(td.TensorDropoutError, match=r"save: '0\.factors' is pruned.*prune\.remove"):
+        td.save(model, path)
+    assert not path.exists()
+    prune.remove(model[0].factors, "0")
+    td.save(model, path)
+    again = td.load(path, nn.Sequential(make_layer("tucker")))
+    assert_same_function(again[0], model[0], make_input(model[0]))
+
+
+def test_data_parallel_is_looked_through(path):
+    model = nn.Sequential(make_layer("cp"))
+    td.save(nn.DataParallel(model), path)
+    for fresh in (nn.Sequential(make_layer("cp")), nn.DataParallel(nn.Sequential(make_layer("cp")))):
+        again = td.load(path, fresh)
+        assert again is fresh
+        inner = again.module if isinstance(again, nn.DataParallel) else again
+        assert_same_function(inner[0], model[0], make_input(model[0]))
+
+
+def test_a_weight_tied_to_its_transpose_is_refused_by_name(path):
+    model = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5), td.CPRegression((5,), 3, rank=2))
+    model[1].weight = nn.Parameter(model[0].weight.data.T)
+    with pytest.raises(td.TensorDropoutError, match=r"save: \['1\.weight'\] share memory.*untie"):
+        td.save(model, path)
+    assert not path.exists()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 from torch.testing import assert_close
 
 import tensor_dropout as td
@@ -267,6 +268,49 @@ def test_the_dropout_is_gone_and_the_report_says_so():
     assert any("dropout" in note for note in report.replacements[0].notes)
 
 
+@pytest.mark.parametrize("dims", [2, 3])
+def test_a_network_that_never_pooled_is_not_told_of_pooling(dims):
+    """Flattening + Linear comes back as it was: its weights fit."""
+    convolution = (nn.Conv2d, nn.Conv3d)[dims - 2](1, 4, 3, padding=1)
+    model = nn.Sequential(convolution, nn.Flatten(), nn.Linear(4 * 4**dims, 3)).eval()
+    state = copy.deepcopy(model.state_dict())
+    td.tensorize_(model, torch.randn(2, 1, *(4,) * dims))
+    report = td.merge_(model)
+    assert report.replacements[0].notes == ()
+    for name, tensor in model.state_dict().items():
+        assert_close(tensor, state[name], rtol=0, atol=1e-5)
+
+
+def test_a_bare_layer_is_not_told_of_tensorize():
+    report = td.merge_(nn.Sequential(make_layer("tucker", theta=None)))
+    assert report.replacements[0].kind == "flatten"
+    assert report.replacements[0].notes == ()
+
+
+class Doubled(nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize("name", ["core", "factors.1", "bias"])
+@pytest.mark.parametrize("operation", [td.merge_, lambda model: td.truncate_(model, 2)], ids=["merge", "truncate"])
+def test_parametrizations_are_merged_or_refused_by_name(operation, name):
+    layer = td.TuckerRegression((4, 3, 3), 5, rank=(3, 2, 2, 4))
+    place, _, parameter = name.rpartition(".")
+    parametrize.register_parametrization(layer.get_submodule(place), parameter, Doubled())
+    model, x = nn.Sequential(layer).eval(), torch.randn(2, 4, 3, 3)
+    before = model(x)
+    if operation is td.merge_ and name != "bias":
+        operation(model)
+        assert_close(model(x), before)
+        return
+    with pytest.raises(td.TensorDropoutError, match=rf"'0' has a parametrization of \['{name}'\].*remove_param"):
+        operation(model)
+    assert model[0] is layer
+    parametrize.remove_parametrizations(layer.get_submodule(place), parameter)
+    operation(model)
+
+
 def test_plain_dropout_on_the_weight_merges():
     layer = WeightDropoutTucker((4, 3, 3), 5, rank=(3, 2, 2, 4), theta=0.7, init="normal", dtype=torch.float64)
     model = nn.Sequential(layer).eval()
@@ -433,6 +477,15 @@ def test_truncation_keeps_dropout_mode_and_dtype():
     assert {p.dtype for p in model[0].parameters()} == {torch.float64}
     x = torch.randn(2, *layer.input_shape, dtype=torch.float64)
     assert len({float(model(x).sum()) for _ in range(20)}) > 1
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_truncation_leaves_a_dropout_in_its_own_mode(mode):
+    model = nn.Sequential(make_layer("tucker")).train(not mode)
+    model[0].dropout.train(mode)
+    td.truncate_(model, 2)
+    assert model[0].dropout.training is mode
+    assert {module.training for module in model[0].modules()} == {True, False}
 
 
 @every_factorization

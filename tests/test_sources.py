@@ -83,6 +83,16 @@ def test_nothing_in_a_file_is_executed(tmp_path, monkeypatch):
     assert not (tmp_path / "exploded").exists()
 
 
+@pytest.mark.parametrize("text", ["import os\n", "a = 1\n", "", "0", "(lp0\n."])
+def test_a_file_that_is_no_network_is_refused_without_torchs_advice(tmp_path, text):
+    (tmp_path / "make.py").write_text(text)
+    with pytest.raises(
+        td.TensorDropoutError, match=r"neither a safetensors file nor a state dict|no state dict"
+    ) as caught:
+        read_state(tmp_path / "make.py")
+    assert "weights_only" not in str(caught.value)
+
+
 def make(path, content):
     torch.save(content, path)
     return path

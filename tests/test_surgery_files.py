@@ -581,3 +581,20 @@ def test_a_cut_file_is_refused(path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(td.TensorDropoutError):
         td.load(path)
+
+
+@pytest.mark.parametrize("head", ["fc", "rtrl-cp", "converted"])
+@pytest.mark.parametrize(("backbone", "fc"), [("bfloat16", "float32"), ("float32", "float64"), ("half", "double")])
+def test_mixed_precision_comes_back_as_it_was(head, backbone, fc, path):
+    net = own("fc" if head == "converted" else head).eval()
+    if head == "converted":
+        td.tensorize_(net, torch.randn(2, 1, 8, 8), dropout=0.8)
+    dtypes = {"half": torch.float16, "double": torch.float64}
+    net.to(dtypes.get(backbone) or getattr(torch, backbone))
+    net.fc.to(dtypes.get(fc) or getattr(torch, fc))
+    td.save(net, path)
+    state, again = net.state_dict(), td.load(path).state_dict()
+    assert list(again) == list(state)
+    for name, tensor in state.items():
+        assert again[name].dtype == tensor.dtype, name
+        assert torch.equal(again[name], tensor), name

@@ -1456,3 +1456,95 @@ def test_the_dense_weight_behind_an_average_is_never_formed(factorization):
     assert watched.largest <= 4 * channels * outputs
     assert 0 < report.output_difference < 1
     assert model(x).shape == before.shape
+
+
+def with_dropout(between, before=()):
+    steps = [nn.Conv2d(1, 16, 1), *before, nn.AdaptiveAvgPool2d(1), *between, nn.Linear(16, 3)]
+    return nn.Sequential(*steps).eval()
+
+
+@pytest.mark.parametrize(
+    ("between", "before", "noted"),
+    [
+        ([nn.Dropout(0.5), nn.Flatten()], [], "'2' dropped single averages"),
+        ([nn.Flatten(), nn.Dropout(0.2)], [], "'3' dropped single averages"),
+        ([nn.Flatten(), nn.AlphaDropout(0.2)], [], "'3' dropped single averages"),
+        ([nn.Dropout2d(0.5), nn.Flatten()], [], ""),  # drops whole channels, as before
+        ([nn.Flatten(), nn.Dropout(0.0)], [], ""),
+        ([nn.Flatten()], [nn.Dropout(0.5)], ""),
+    ],
+    ids=["before flattening", "after it", "alpha", "channels", "of rate 0", "on the map"],
+)
+def test_a_dropout_that_changes_its_strength_is_noted(between, before, noted):
+    """Dropping C averages is not dropping C·H·W entries; the output in eval says nothing about it."""
+    model = with_dropout(between, before)
+    notes = td.tensorize_(model, torch.randn(2, 1, 4, 4)).replacements[0].notes
+    found = [note for note in notes if "dropped" in note]
+    assert len(found) == bool(noted)
+    assert all(noted in note and "up to √16 times smaller" in note and "nn.Dropout2d" in note for note in found)
+
+
+def test_the_noise_of_a_dropout_is_what_the_note_says():
+    """On a constant map exactly √16 times smaller, and with nn.Dropout2d on the map what it was."""
+
+    @torch.no_grad()
+    def spread(model):
+        model.train()
+        return float(torch.stack([model(x) for _ in range(4000)]).std(0).mean())
+
+    torch.manual_seed(0)
+    x = torch.ones(1, 1, 4, 4)
+    model = with_dropout([nn.Flatten(), nn.Dropout(0.5)])
+    channels = copy.deepcopy(nn.Sequential(model[0], nn.Dropout2d(0.5), *model[1:3], model[4])).eval()
+    before = spread(model)
+    td.tensorize_(model.eval(), x)
+    td.tensorize_(channels, x)
+    assert spread(model) == pytest.approx(before / 4, rel=0.1)
+    assert spread(channels) == pytest.approx(before, rel=0.1)
+
+
+class DroppedByFunction(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.features, self.pool, self.fc = nn.Conv2d(1, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc(F.dropout(self.pool(self.features(x)).flatten(1), 0.3, self.training))
+
+
+def test_a_dropout_function_is_noted_too():
+    notes = td.tensorize_(DroppedByFunction().eval(), torch.randn(2, 1, 6, 6)).replacements[0].notes
+    assert any("a dropout function inside forward dropped single averages" in note for note in notes)
+
+
+def test_a_dropout_between_a_convolution_and_its_average_gets_stronger():
+    model = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 3, 1), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    notes = td.tensorize_(model.eval(), torch.randn(2, 1, 6, 6)).replacements[0].notes
+    assert any("'2' dropped single entries of the map" in note and "√16 times larger" in note for note in notes)
+
+
+class FeaturesInTraining(nn.Module):
+    """Logits and features in training, as for a loss on both; logits alone in eval."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8))
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(8, 3)
+
+    def forward(self, x):
+        features = self.pool(self.features(x)).flatten(1)
+        logits = self.fc(features)
+        return (logits, features) if self.training else logits
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_features_that_are_returned_in_training_alone_keep_their_shape(training):
+    model, x = FeaturesInTraining().train(training), torch.randn(2, 1, 6, 6)
+    state = copy.deepcopy(model.features.state_dict())
+    report = td.tensorize_(model, x)
+    assert report.replacements[0].kind == "features"
+    assert "in training mode it returns another shape" in report.replacements[0].notes[0]
+    assert model.training is training
+    for name, tensor in model.features.state_dict().items():  # the batch norm saw nothing
+        assert torch.equal(tensor, state[name]), name
+    assert [tensor.shape for tensor in model.train()(x)] == [(2, 3), (2, 8)]

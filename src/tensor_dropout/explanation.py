@@ -49,7 +49,8 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     ``contributions[p, o] = Σ_c features[c, p] W[c, p, o]``, with the merged weight ``W = layer.dense_weight()`` of a
     tensor regression layer, ``W[c, p, o] = weight[o, c] / positions`` of average pooling and ``nn.Linear``, or that
     layer's own weight after flattening. The network is in ``eval`` mode for the call and takes its mean weight. The
-    merged weight is formed: it has the size of the features times the number of outputs.
+    merged weight is formed: it has the size of the features times the number of outputs. The contributions are in at
+    least float32, also of a network in half precision or under autocast; their sum is its output up to its rounding.
 
     Args:
         model: a network, or a tensor regression layer itself.
@@ -69,16 +70,19 @@ def explain(model: nn.Module, x: Tensor) -> Explanation:
     """
     model = unwrap(model)
     layer, entrance = find_linear_head(model)
-    features, outputs = _run(model, entrance, x)
+    features, outputs = _run(model, entrance, layer, x)
     flattened = isinstance(entrance, nn.Flatten)
     if isinstance(layer, nn.Linear) and flattened and layer.in_features != features[0].numel():
         raise TensorDropoutError(f"explain: {type(model).__name__} has more than flattening before its end; {_NEEDED}")
-    weight, bias = merge_head(layer, tuple(features.shape[2:]), flattened=flattened)  # (C, *space, O), (O,)
+    dtype = torch.promote_types(torch.promote_types(features.dtype, outputs.dtype), torch.float32)
     space = features.shape[2:]
-    # (B, C, P), (C, P, O) -> (B, P, O)
-    shares = torch.einsum("bcp,cpo->bpo", features.flatten(2), weight.flatten(1, -2))
-    found = Explanation(shares.unflatten(1, space), bias, outputs.flatten(1))
-    _check_sum(found, model)
+    with torch.autocast(x.device.type, enabled=False):
+        weight, bias = merge_head(layer, tuple(space), flattened=flattened)  # (C, *space, O), (O,)
+        # (B, C, P), (C, P, O) -> (B, P, O)
+        shares = torch.einsum("bcp,cpo->bpo", features.to(dtype).flatten(2), weight.to(dtype).flatten(1, -2))
+    found = Explanation(shares.unflatten(1, space), bias.to(dtype), outputs.to(dtype).flatten(1))
+    half = torch.finfo(features.dtype).bits == 16 or torch.finfo(outputs.dtype).bits == 16
+    _check_sum(found, model, rough=5e-2 if half else 1e-3)
     return found
 
 
@@ -155,25 +159,38 @@ def _is_global(pooling: Any) -> bool:
     return bool(size == 1 or (isinstance(size, tuple | list) and set(size) == {1}))
 
 
-def _run(model: nn.Module, entrance: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The feature map that enters the head, (B, C, *space), and the network's outputs."""
+def _run(model: nn.Module, entrance: nn.Module, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The feature map that enters the head, (B, C, *space), and the network's outputs, which are those of the layer."""
     seen: list[Tensor] = []
-    hook = entrance.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    made: list[Tensor] = []
+    hooks = [
+        entrance.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0])),
+        layer.register_forward_hook(lambda module, inputs, output: made.append(output)),
+    ]
     try:
         with evaluating(model), at_test(model, "mean"):
             outputs = model(x)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
     if len(seen) != 1 or not isinstance(outputs, Tensor) or not 3 <= seen[0].ndim <= 5 or len(seen[0]) != len(x):
+        raise _not_last(model)
+    own = made[0].flatten(1).to(outputs.dtype) if len(made) == 1 else None
+    if own is None or own.shape != outputs.flatten(1).shape:
+        raise _not_last(model)
+    if not torch.allclose(own, outputs.flatten(1), rtol=0, atol=0, equal_nan=True):
         raise _not_last(model)
     return seen[0], outputs
 
 
-def _check_sum(found: Explanation, model: nn.Module) -> None:
-    """The identity that the map stands for: a layer after the head, or features reused elsewhere, would break it."""
+def _check_sum(found: Explanation, model: nn.Module, rough: float) -> None:
+    """The identity that the map stands for: something between the map and the layer would break it.
+
+    ``rough`` is how far apart the two may be, as a share of the sum of all absolute contributions.
+    """
     flat = found.contributions.flatten(1, -2)
     total, magnitude = flat.sum(1) + found.bias, flat.abs().sum(1) + found.bias.abs()
-    if total.shape != found.outputs.shape or bool(((total - found.outputs).abs() > 1e-3 * magnitude + 1e-6).any()):
+    if total.shape != found.outputs.shape or bool(((total - found.outputs).abs() > rough * magnitude + 1e-6).any()):
         raise _not_last(model)
 
 

@@ -21,6 +21,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
@@ -45,7 +46,9 @@ _STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a layer, a network of ``tensor_dropout.nets``, or any model that contains such layers, to one file.
 
-    The file appears whole or not at all. DDP and ``torch.compile`` wrappers are looked through.
+    The file appears whole or not at all. DDP, DataParallel and ``torch.compile`` wrappers are looked through. What a
+    parametrization (``torch.nn.utils.parametrize``) or pruning (``torch.nn.utils.prune``) adds is saved as it is: load
+    it into a model that was prepared in the same way, or make it permanent before saving.
 
     Args:
         model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or one of
@@ -53,7 +56,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         path: where to write; ``.safetensors`` is the customary ending.
 
     Raises:
-        TensorDropoutError: if the model has no tensor regression layer, or a law without a name.
+        TensorDropoutError: if the model has no tensor regression layer, a law without a name, pruned factors or
+            weights that share memory in another order.
 
     Example:
         >>> import tempfile, os, torch, tensor_dropout as td
@@ -64,7 +68,8 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> bool((td.load(path).eval()(x) == head.eval()(x)).all())
         True
     """
-    model = unwrap(model)
+    model = _unwrap(model)
+    _check_pruning(model)
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
     net = _describe_net(model)
     if not layers and net is None:
@@ -84,6 +89,18 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             save_model(model, str(temporary), metadata={_HEADER: json.dumps(config)})
         except SafetensorError as error:
             raise TensorDropoutError(f"save: {target} could not be written: {error}") from error
+        except RuntimeError as error:  # from its search for tensors that share memory
+            raise _not_storable(model, target, error) from error
+
+
+def _not_storable(model: nn.Module, target: Path, error: RuntimeError) -> TensorDropoutError:
+    strided = [name for name, tensor in model.state_dict().items() if not tensor.is_contiguous()]
+    if not strided:
+        return TensorDropoutError(f"save: {target} could not be written: {' '.join(str(error).split())}")
+    return TensorDropoutError(
+        f"save: {strided} share memory with other weights in another order, such as a transpose, which a safetensors "
+        "file cannot hold; untie them (clone the parameter)"
+    )
 
 
 def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -96,7 +113,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
             recorded surgery first: save after ``tensorize_``, load into the network as it was before.
 
     Returns:
-        The layer or the model, in the mode (train or eval) that it had.
+        The layer or the model, in the mode (train or eval) that it had. What is built anew has the dtypes of the file,
+        a model that is filled keeps its own.
 
     Raises:
         TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
@@ -104,13 +122,16 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     """
     config = _read_config(path)
     layers = config["layers"]
+    built = None
     with _blaming(path):
         if model is None:
-            model = _build_model(config, path)
-        target = unwrap(model)
+            built = model = _build_model(config, path)
+        target = _unwrap(model)
     with undone_on_failure(target, None) as exchange:
         with _blaming(path):
             _repeat_surgery(target, config, exchange, path)
+            if built is not None:
+                _cast(built, path)
             found = tensor_layers(target)
             _match(layers, found, path)
             dropouts = {name: _build_dropout(each["dropout"]) for name, each in layers.items()}
@@ -184,16 +205,34 @@ def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Mod
     """A bare layer, or one of our own networks as it was before any surgery."""
     layers = config["layers"]
     if config["net"] is not None:
-        return _build_net(config["net"]).to(_saved_dtype(path))
+        return _build_net(config["net"])
     if set(layers) != {""}:
         raise TensorDropoutError(f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it")
     return _build(layers[""], path)
 
 
-def _saved_dtype(path: str | os.PathLike[str]) -> torch.dtype:
-    with safe_open(path, framework="pt") as file:
-        weights = (file.get_tensor(key) for key in file.keys() if not key.endswith("theta"))  # noqa: SIM118 - no mapping
-        return next(weight.dtype for weight in weights if weight.is_floating_point())
+def _cast(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Give each tensor of a model the dtype that it has in the file: a head may be finer than its backbone."""
+    saved = {key: tensor.dtype for key, tensor in load_file(path).items() if tensor.is_floating_point()}
+    for key, tensor in model.state_dict(keep_vars=True).items():
+        if key in saved:
+            tensor.data = tensor.data.to(saved[key])
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    """The module inside DDP, DataParallel and ``torch.compile`` wrappers."""
+    model = unwrap(model)
+    return _unwrap(model.module) if isinstance(model, nn.DataParallel) else model
+
+
+def _check_pruning(model: nn.Module) -> None:
+    """Refuse a pruned list of factors: its mask is applied when the list is called, which never happens."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ParameterList) and prune.is_pruned(module):
+            raise TensorDropoutError(
+                f"save: {name!r} is pruned, but the masks of a list of factors are not applied again after loading; "
+                "make it permanent with torch.nn.utils.prune.remove first"
+            )
 
 
 def _describe_net(model: nn.Module) -> dict[str, Any] | None:
@@ -317,7 +356,6 @@ def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegres
             bias=config["bias"],
             init=config["init"],
             dropout=_build_dropout(config["dropout"]),
-            dtype=_saved_dtype(path),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import pickle
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,10 +93,10 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     except SafetensorError:
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        except Exception as error:  # of bytes that are no pickle, anything may come
             raise TensorDropoutError(
-                f"{path} is neither a safetensors file nor a state dict of torch.save ({str(error).splitlines()[0]}); "
-                "save model.state_dict(), not the model"
+                f"{path} is neither a safetensors file nor a state dict of torch.save; nothing else is read, since it "
+                "could execute code: save model.state_dict(), not the model"
             ) from error
     for key in ("state_dict", "model_state_dict", "model"):
         if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tensor_dropout.cli.export import find_file
 from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.cli.options import (
     Arch,
@@ -78,7 +79,8 @@ def convert(
 ) -> None:
     """Turn the head of a trained network into a tensor regression that computes the same.
 
-    Exact at full rank. The file that is written goes through td.load(FILE, model) into the network as it was.
+    Exact at full rank. The file that is written goes through td.load(FILE, model) into the network as it was. The
+    checkpoint may also be the folder of a run, which stands for its model.safetensors.
 
     For example:
 
@@ -90,7 +92,7 @@ def convert(
     """
     with report_failure("convert", "nothing was written"):
         network = read_network(
-            checkpoint,
+            find_file(checkpoint),
             arch=arch,
             factory=model,
             factory_arguments=model_arguments,

@@ -8,6 +8,7 @@ import typer
 
 from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.cli.options import Arch, Checkpoint, InputShape, Model, ModelArguments, make_example, parse_shape
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.exporting import EXPORTS
 from tensor_dropout.sources import read_network
 
@@ -18,6 +19,10 @@ class Target(enum.StrEnum):
     onnx = "onnx"
     pt2 = "pt2"
     merged = "merged"
+
+
+ENDINGS = {Target.onnx: ".onnx", Target.pt2: ".pt2", Target.merged: ".safetensors"}
+"""What the file of each target is called; any other ending but those of the others is as good."""
 
 
 def export(
@@ -33,6 +38,8 @@ def export(
 ) -> None:
     """Write a network for deployment: its eval function, with a free batch size.
 
+    The checkpoint may also be the folder of a run, which stands for its model.safetensors.
+
     onnx and pt2 need nothing of this library to run. merged weights are for plain torch layers: they fit the original
     network if its head was not trained since; else its linear layer takes the flattened map (the file's notes say so).
 
@@ -43,11 +50,34 @@ def export(
       tensor-dropout export run.safetensors --to merged -o plain.safetensors
     """
     with report_failure("export", "nothing was written"):
+        check_ending(out, to)
         shape = parse_shape(input_shape)
         network = read_network(
-            checkpoint, arch=arch, factory=model, factory_arguments=model_arguments, input_shape=shape
+            find_file(checkpoint), arch=arch, factory=model, factory_arguments=model_arguments, input_shape=shape
         ).eval()
         difference = EXPORTS[str(to)](network, make_example(network, shape), out)
         typer.echo(
             f"Outputs differ from the network's by {difference:.1e} (relative, two random inputs).\nWrote:\n  {out}"
         )
+
+
+def find_file(checkpoint: Path) -> Path:
+    """The file of a checkpoint: of the folder of a run, its network."""
+    if not checkpoint.is_dir():
+        return checkpoint
+    model = checkpoint / "model.safetensors"
+    if not model.is_file():
+        raise TensorDropoutError(
+            f"{checkpoint} is a folder without model.safetensors; give the folder of a finished run, or a file"
+        )
+    return model
+
+
+def check_ending(out: Path, to: Target) -> None:
+    """Refuse a file name that says another format."""
+    for target, ending in ENDINGS.items():
+        if out.suffix.lower() == ending and target is not to:
+            raise TensorDropoutError(
+                f"--to {to} does not write a file such as {out}; call it {out.with_suffix(ENDINGS[to]).name}, or pass "
+                f"--to {target}"
+            )

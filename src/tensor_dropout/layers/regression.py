@@ -368,7 +368,7 @@ class TensorRegression(nn.Module, ABC):
         }
 
     def with_rank(self, ranks: tuple[int, ...]) -> TensorRegression:
-        """A layer that differs in its rank alone; its parameters are not filled, its dropout is this one's."""
+        """A layer that differs in its rank alone; its parameters are not filled, its dropout is this one, as it is."""
         like = next(self.parameters())
         with unwarned():
             layer = type(self)(
@@ -381,7 +381,11 @@ class TensorRegression(nn.Module, ABC):
                 device="meta",
                 dtype=like.dtype,
             )
-        return layer.to_empty(device=like.device).train(self.training)
+        layer = layer.to_empty(device=like.device)
+        for module in layer.modules():
+            if module is not self.dropout:  # which may be at rest on its own
+                module.training = self.training
+        return layer
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside fixed_masks would never leave the block.

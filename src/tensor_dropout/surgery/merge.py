@@ -7,6 +7,7 @@ from math import prod
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
@@ -30,13 +31,14 @@ def merge_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) 
 
     Args:
         model: a network that contains tensor regressions.
-        optimizer: gets the new weights where the factors were; the state of all others stays.
+        optimizer: gets the new weights where the factors were; the state of all others stays. An optimizer that was
+            made before and is not passed goes on with the old factors: the new weights are then not trained.
 
     Returns:
         What was replaced; the error is that of rounding to the layer's dtype.
 
     Raises:
-        TensorDropoutError: if there is nothing to merge, or the model is wrapped.
+        TensorDropoutError: if there is nothing to merge, the model is wrapped, or a bias has a parametrization.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -56,10 +58,13 @@ def merge_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) 
         for name, regression in regressions.items():
             head = heads.get(id(regression))
             _check_whole(model, head or regression, f"merge_: the layer {name!r}")
+            if "bias" in parametrized(regression):
+                raise _parametrized("merge_", name, ["bias"])
             plain, kind = _merge_bare(regression) if head is None else _merge_head(head, exchange)
             where = head or regression
             plain.train(where.training)
-            done.append(_describe(names_of(model, where)[0], regression, plain, kind))
+            pooled = head is not None and head.kind in ("pool", "conv-pool")
+            done.append(_describe(names_of(model, where)[0], regression, plain, kind, pooled=pooled))
             exchange.put(where, plain)
             if optimizer is not None:
                 _patch(optimizer, names_of(model, plain)[0], regression, plain, "merge_")
@@ -75,6 +80,23 @@ def _regressions(model: nn.Module, where: str) -> dict[str, TensorRegression]:
     if not found:
         raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
     return found
+
+
+def parametrized(regression: TensorRegression) -> list[str]:
+    """The parameters of a layer that have a parametrization: ``core``, ``factors.0``, ``bias``."""
+    return [
+        f"{place}.{name}".removeprefix(".")
+        for place, module in regression.named_modules()
+        if parametrize.is_parametrized(module)
+        for name in module.parametrizations
+    ]
+
+
+def _parametrized(where: str, name: str, which: list[str]) -> TensorDropoutError:
+    return TensorDropoutError(
+        f"{where}: the layer {name!r} has a parametrization of {which}, which could not be kept; make it permanent "
+        "with torch.nn.utils.parametrize.remove_parametrizations first"
+    )
 
 
 def _check_whole(model: nn.Module, module: nn.Module, where: str) -> None:
@@ -140,12 +162,13 @@ def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]
     return plain
 
 
-def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: str) -> Replacement:
+def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: str, *, pooled: bool) -> Replacement:
+    """What was merged; ``pooled``: into a head that tensorize_ made of pooling and a linear layer."""
     matrix = averaged_weight(regression) if kind == "pool" else whole_weight(regression)
     merged = next(p for p in plain.parameters() if p.ndim > 1).detach().flatten(1).T.to(matrix)
     norm = matrix.norm()
     notes = ["the tensor dropout is gone: the mean weight is left"] if regression.dropped_axes else []
-    if kind == "flatten":
+    if kind == "flatten" and pooled:
         grid = "×".join(map(str, regression.input_shape[1:]))
         notes.append(
             f"the weight is not constant over the {grid} positions any more, so the layer takes the flattened map: its "
@@ -186,13 +209,15 @@ def truncate_(
     Args:
         model: a network that contains tensor regressions.
         rank: one int, cut at each axis' own rank; or one rank per axis, for a model with one tensor regression.
-        optimizer: gets the new parameters where the old ones were; the state of all others stays.
+        optimizer: gets the new parameters where the old ones were; the state of all others stays. An optimizer that
+            was made before and is not passed goes on with the old parameters: the new ones are then not trained.
 
     Returns:
         What was replaced; the relative error is that of the weight.
 
     Raises:
-        TensorDropoutError: if there is no tensor regression, or a rank is not between 1 and the layer's own.
+        TensorDropoutError: if there is no tensor regression, a rank is not between 1 and the layer's own, or a
+            parameter has a parametrization.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -216,6 +241,8 @@ def truncate_(
         done = []
         for name, regression in regressions.items():
             _check_whole(model, regression, f"truncate_: the layer {name!r}")
+            if which := parametrized(regression):
+                raise _parametrized("truncate_", name, which)
             short = _shorten(regression, rank)
             whole, left = as_network(regression), as_network(short)
             norm, rest = inner(whole, whole), inner(whole, whole) - 2 * inner(whole, left) + inner(left, left)

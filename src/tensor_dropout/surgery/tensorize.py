@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import torch
@@ -86,7 +87,8 @@ def tensorize_(
         dropout: a :class:`TensorDropout` for the new layer; a number is the KEEP probability θ.
         heads: the name of the layer to replace, or several names, instead of the search.
         filter_fn: ``filter_fn(module, name)`` picks layers instead of the search; all that it accepts are replaced.
-        optimizer: gets the new parameters where the old ones were; the state of all others stays.
+        optimizer: gets the new parameters where the old ones were; the state of all others stays. An optimizer that
+            was made before and is not passed goes on with the old parameters: the new ones are then not trained.
 
     Returns:
         What was replaced, parameters before and after, the weight's error and the measured change of the output.
@@ -232,18 +234,33 @@ def settle(model: nn.Module, seen: Seen, request: Request, exchange: Exchange) -
     """See whether the network computes the same with its pooling widened; if not, the pooling stays.
 
     Tried with a head that averages and then calls the old layer: any change is due to something else that uses the
-    averaged features, or to what stands between.
+    averaged features, or to what stands between. In training, the network must return the same shapes: it may return
+    the averaged features only there.
     """
     mark = len(exchange)
     trial = Averaging(seen.module, seen.features)
+    shapes = shapes_in_training(model, request.example)
     widen_pooling(seen, exchange)
     exchange.put(seen.module, trial)
     failure = probe(model, trial, request, equal=True)
+    if not failure and shapes is not None and shapes_in_training(model, request.example) != shapes:
+        failure = "in training mode it returns another shape"
     exchange.undo(mark)
     if failure and seen.kind == "conv-pool":
         raise TensorDropoutError(f"tensorize_: {seen.name!r} cannot be replaced: {failure}; name another with heads=")
     if failure:
         average_first(seen, f"the network does not compute the same with its pooling widened ({failure})")
+
+
+@torch.no_grad()
+def shapes_in_training(model: nn.Module, example: Any) -> list[torch.Size] | None:
+    """What the model returns in ``train`` mode, or None if it does not run so; it is left as it was."""
+    with at_rest(model, list({parameter.device for parameter in model.parameters()})):
+        model.train()
+        try:
+            return [tensor.shape for tensor in run(model, example)]
+        except TensorDropoutError:
+            return None
 
 
 class Averaging(nn.Module):
@@ -402,6 +419,7 @@ def widen_pooling(seen: Seen, exchange: Exchange) -> Pooled | None:
 
 def _notes(seen: Seen, regression: TensorRegression) -> tuple[str, ...]:
     notes = [seen.note] if seen.note else []
+    notes += [_describe_dropout(name, seen) for name in seen.dropouts]
     if seen.is_averaged:
         grid = "×".join(map(str, seen.features[1:]))
         notes.append(f"maps of another size than {grid} are averaged to {grid} first")
@@ -413,6 +431,18 @@ def _notes(seen: Seen, regression: TensorRegression) -> tuple[str, ...]:
     if regression.dropout is not None and regression.dropout.at_test == "sample":
         notes.append("at_test='sample': the output was compared at the mean of the masks")
     return tuple(notes)
+
+
+def _describe_dropout(name: str, seen: Seen) -> str:
+    """What becomes of a plain dropout beside an average that moved to its other side."""
+    times = f"up to √{prod(seen.features[1:])} times"
+    what = (
+        f"dropped single averages in training and now drops single entries of the map, a noise {times} smaller"
+        if seen.kind == "pool"
+        else f"dropped single entries of the map in training and now drops single averages, a noise {times} larger"
+    )
+    channels = f"nn.Dropout{len(seen.features) - 1}d"
+    return f"{name} {what}; remove it and use tensor dropout, or {channels} on the map, which drops whole channels"
 
 
 @torch.no_grad()

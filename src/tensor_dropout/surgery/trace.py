@@ -29,6 +29,8 @@ KINDS: tuple[str, ...] = get_args(Kind)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _POOLING_FUNCTIONS = {"mean", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 _POOLING_FUNCTIONS |= {"avg_pool1d", "avg_pool2d", "avg_pool3d"}
+_DROPOUT_FUNCTIONS = {"dropout", "alpha_dropout"}
+"""Those that drop single entries; the others drop whole channels."""
 _REMEMBERED = 256  # how many of the latest maps are kept to be recognized
 _RESHAPES = {"View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "Clone", "Alias", "ToCopy", "Detach"}
 """Autograd nodes that leave every number as it is, in its order."""
@@ -75,6 +77,8 @@ class Seen:
     """The module that averages the map, if a module does."""
     pooled_axes: int = 0
     """How many axes of size 1 it leaves."""
+    dropouts: tuple[str, ...] = ()
+    """What drops single entries, in training, between the averaging and the layer."""
     note: str = ""
     output: Tensor | None = None
     source: Any = None
@@ -135,8 +139,13 @@ def is_linear_like(module: nn.Module) -> bool:
     return leaf and type(module).__name__.endswith("Linear")
 
 
-def run(model: nn.Module, example: Any) -> list[Tensor]:
+def run(model: nn.Module, example: Any, where: str = "tensorize_") -> list[Tensor]:
     """The tensors that the model returns for the example: a tensor, a tuple of arguments or a dict of them.
+
+    Args:
+        model: any network.
+        example: its input.
+        where: the caller's name, for the message.
 
     Raises:
         TensorDropoutError: if the model does not run on it, with the model's own words.
@@ -154,7 +163,7 @@ def run(model: nn.Module, example: Any) -> list[Tensor]:
         words = str(error).strip().splitlines()
         shapes = [tuple(leaf.shape) for leaf in pytree.tree_leaves(example) if isinstance(leaf, Tensor)]
         raise TensorDropoutError(
-            f"tensorize_: {type(model).__name__} does not run on example_input of shape {shapes}: "
+            f"{where}: {type(model).__name__} does not run on example_input of shape {shapes}: "
             f"{type(error).__name__}: {words[0] if words else ''}; pass an input such as the model gets in use"
         ) from error
     return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
@@ -195,7 +204,7 @@ def trace(model: nn.Module, example: Any) -> Trace:
             output = run(model, example)
     seen = list(watcher.seen.values())
     for pooling in watcher.poolings:
-        _recognize_averaged_convolution(seen, pooling)
+        _recognize_averaged_convolution(seen, pooling, watcher.dropouts)
     for each in seen:
         each.calls = watcher.runs[each.module]
         if each.kind == "pool" and each.pooling is not None and watcher.runs[each.pooling] > 1:
@@ -217,7 +226,7 @@ def _is_map(leaf: Any) -> bool:
 
 def average_first(seen: Seen, reason: str) -> None:
     """Let the averaging in front of a layer stay: the regression is over the averaged features then."""
-    seen.kind, seen.features, seen.pooling = "features", (seen.features[0],), None
+    seen.kind, seen.features, seen.pooling, seen.dropouts = "features", (seen.features[0],), None, ()
     seen.note = f"{reason}: it stays, and the regression is over the averaged features"
 
 
@@ -270,13 +279,19 @@ def _reaches(seen: Seen, targets: list[Any]) -> bool:
     return False
 
 
-def _recognize_averaged_convolution(seen: list[Seen], pooling: Pooling) -> None:
+def _recognize_averaged_convolution(seen: list[Seen], pooling: Pooling, dropouts: list[tuple[str, Any]]) -> None:
     """A 1×1 convolution whose map is averaged is a linear layer on the averaged features: the two commute."""
     for each in seen:
         mapped = is_pointwise(each.module) and each.kind == "features" and prod(each.input_shape[2:]) > 1
         if mapped and _is_reshape(pooling.map_node, each.source):
             each.kind, each.features, each.pooling = "conv-pool", each.input_shape[1:], pooling.module
             each.pooled_axes = pooling.output.ndim - 2
+            each.dropouts = _behind(each.source, dropouts)
+
+
+def _behind(source: Any, dropouts: list[tuple[str, Any]]) -> tuple[str, ...]:
+    """The dropouts whose input is what an autograd node computed."""
+    return tuple(dict.fromkeys(name for name, node in dropouts if _is_reshape(node, source)))
 
 
 def _is_reshape(node: Any, source: Any) -> bool:
@@ -300,6 +315,11 @@ def _is_mean(x: Tensor, found: Tensor) -> bool:
     return bool(((found.flatten(1).to(wide) - mean).abs() <= rough * scale).all())
 
 
+def _rate(x: Tensor, p: float = 0.5, *_: Any, **__: Any) -> float:
+    """The rate of a call of ``F.dropout``."""
+    return p
+
+
 class _Watcher(TorchFunctionMode):
     """Notes maps, averages and linear layers while a model runs."""
 
@@ -312,11 +332,16 @@ class _Watcher(TorchFunctionMode):
         self.runs: Counter[nn.Module] = Counter()
         self.last: deque[str] = deque(maxlen=8)
         self.consumers: list[Any] = []
+        self.dropouts: list[tuple[str, Any]] = []
+        """The name of each dropout that ran, and the autograd node of its input."""
+        self._running = ""  # the dropout module that runs now
         self._busy = False  # our own arithmetic is not noted
         self._grad_was_on = True
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.__name__ in _DROPOUT_FUNCTIONS and args and isinstance(args[0], Tensor) and _rate(*args, **kwargs) > 0:
+            self.dropouts.append((self._running or "a dropout function inside forward", _node(args[0])))
         output = func(*args, **kwargs)
         if not self._busy and isinstance(output, Tensor) and output.is_floating_point():
             if func.__name__ in _POOLING_FUNCTIONS and args and isinstance(args[0], Tensor):
@@ -346,6 +371,7 @@ class _Watcher(TorchFunctionMode):
         def note(module: nn.Module, args: tuple[Any, ...]) -> None:
             self.last.append(f"{name} ({type(module).__name__})")
             self.runs[module] += 1
+            self._running = repr(name) if isinstance(module, nn.modules.dropout._DropoutNd) else ""
             if not args or not isinstance(args[0], Tensor):
                 return
             x = args[0]
@@ -360,6 +386,7 @@ class _Watcher(TorchFunctionMode):
 
     def _after(self, name: str, module: nn.Module) -> Any:
         def note(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            self._running = ""
             if not isinstance(output, Tensor) or not args or not isinstance(args[0], Tensor):
                 return None
             if module in self.seen:
@@ -413,6 +440,7 @@ class _Watcher(TorchFunctionMode):
                 else:
                     seen.kind, seen.features, seen.pooling = "pool", tuple(pooling.map.shape[1:]), pooling.module
                     seen.pooled_axes = pooling.output.ndim - 2
+                    seen.dropouts = _behind(pooling.output_node, self.dropouts)
                 return
         for map_ in reversed(self.maps):
             spatial = map_.shape[0] == x.shape[0] and map_.numel() == x.numel() and prod(map_.shape[2:]) > 1
