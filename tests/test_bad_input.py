@@ -13,6 +13,7 @@ import torch
 
 import tensor_dropout as td
 from layers_under_test import FORMATS, every_format
+from tensor_dropout.layers.laws import Bernoulli
 
 GOOD_LAYER = {"input_shape": (8, 4, 4), "output_shape": 10}
 GOOD_RANK = {"tucker": (4, 2, 2, 5), "cp": 6, "tt": (4, 4, 5)}
@@ -356,7 +357,7 @@ def test_good_law_has_a_name_of_its_own(monkeypatch):
     ("name", "law", "message"),
     [
         pytest.param("bernoulli", CustomLaw(), ("register_law: the name 'bernoulli' is taken",), id="built-in"),
-        pytest.param("mine", CustomLaw(), ("register_law: the name 'mine' is taken; choose another",), id="taken"),
+        pytest.param("mine", Bernoulli(2), ("the name 'mine' is taken by another law; choose another",), id="taken"),
         pytest.param("", CustomLaw(), ("register_law: a name is a text that is not empty, got ''",), id="empty name"),
         pytest.param(3, CustomLaw(), ("register_law: a name is a text that is not empty, got 3",), id="number"),
         pytest.param("other", CustomLaw, ("is a class; pass an instance of it",), id="class"),

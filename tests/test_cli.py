@@ -176,7 +176,8 @@ def test_without_the_extra(missing):
     assert missing in result.stderr
 
 
-def test_ctrl_c_in_a_real_process(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_real_process(tmp_path, number):
     """The signal itself, in the middle of training."""
     command = [sys.executable, "-m", "tensor_dropout", "reproduce", "digits", "--out", str(tmp_path / "out")]
     # A suite that runs in the background of a shell ignores SIGINT, and its children would too.
@@ -187,9 +188,9 @@ def test_ctrl_c_in_a_real_process(tmp_path):
     while not list(tmp_path.glob("out/digits/runs/quick/*.json")) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "interrupted" in errors
+    assert "reproduce digits: interrupted; what is done is kept in" in errors
     assert "Traceback" not in errors
     assert list(tmp_path.glob("out/digits/runs/quick/*.json"))

@@ -46,7 +46,7 @@ def test_the_defaults_of_every_data_set_are_valid(name):
     for table, keys in DEFAULTS[name].items():
         for key, value in keys.items():
             assert getattr(getattr(config, table), key) == value
-    assert set(DEFAULTS) == set(DATASETS)
+    assert set(DEFAULTS) == {name for name, source in DATASETS.items() if source.function is None}
 
 
 EVERYTHING = {
@@ -130,6 +130,8 @@ BAD = {
     '[schedule]\nname = "step"\nmilestones = [99]': ["schedule.milestones", "run.epochs=20"],
     '[schedule]\nname = "step"\nmilestones = [-1]': ["schedule.milestones"],
     '[schedule]\nname = "step"\nmilestones = ["1"]': ["schedule.milestones"],
+    '[schedule]\nname = "step"\nmilestones = [5, 3]': ["schedule.milestones", "increase", "[5, 3]"],
+    '[schedule]\nname = "step"\nmilestones = [5, 5]': ["schedule.milestones", "increase", "[5, 5]"],
     '[run]\nsharding = "fsdp"\nema = 0.9': ["run.ema", "ddp"],
     '[data]\nname = "digit"': ["data.name", "'digits'"],
     "[data]\nname = 5": ["data.name", "5"],
@@ -185,6 +187,7 @@ def test_it_is_refused_on_the_command_line_before_a_folder_is_made(tmp_path, tex
         (["--law", "bernouli"], ["'bernouli'", "bernoulli"]),
         (["--data", "phantm"], ["'phantm'", "'phantom'"]),
         (["--root", "somewhere"], ["digits", "root"]),
+        (["--target", "age"], ["digits has no target", "'age'", "--target"]),
         (["--device", "tpu"], ["device", "'tpu'"]),
         (["--data", "phantom", "--set", "data.options.n=0"], ["phantom", "n "]),
         (["--data", "phantom", "--set", "data.options.n=many"], ["n ", "many"]),
@@ -253,6 +256,14 @@ def test_a_file_that_is_not_toml(tmp_path, content):
         ("schedule.milestones", "30", [30]),
         ("schedule.milestones", "30,60", [30, 60]),
         ("schedule.milestones", "30, 60,", [30, 60]),
+        ("schedule.milestones", "[30, 60]", [30, 60]),
+        ("schedule.milestones", "[30]", [30]),
+        ("net.rank", "[16,3,3,10]", [16, 3, 3, 10]),
+        ("net.modes", "[0, 3]", [0, 3]),
+        ("data.options.size", " [16, 20, 16]", [16, 20, 16]),
+        ("data.options.target", '["age", "iq"]', ["age", "iq"]),
+        ("data.options.provenance", "[Ours", "[Ours"),
+        ("data.options.provenance", "[Ours]", "[Ours]"),
         ("net.rank", "64", 64),
         ("net.rank", "0.25", 0.25),
         ("net.rank", "full", "full"),
@@ -335,6 +346,22 @@ def test_keys_lists_every_key_and_the_options_of_the_data(name, tmp_path, monkey
         assert f"#   {option}: " in result.output
     tomllib.loads(result.output)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_keys_say_what_a_key_that_is_not_set_comes_to():
+    def lines(head):
+        output = runner.invoke(cli.app, ["train", "--head", head, "--keys"]).output.splitlines()
+        return {" ".join(line.split()) for line in output}
+
+    assert lines("rtrl-cp") >= {
+        "# rank = (not set: half the channels; of fc+low-rank at most half the outputs) # int | float | list[int]"
+        " | 'full' | none",
+        "# theta = (not set: 0.8) # float | none",
+        "# law = (not set: bernoulli) # str | none",
+        "# drop_rate: not of the head rtrl-cp # float | none",
+        "milestones = [] # list[int]",
+    }
+    assert "# theta: not of the head fc # float | none" in lines("fc")
 
 
 def test_short_options_are_keys():

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from tensor_dropout.data import DATASETS, Data, StreamSplit, TensorSplit, describe_options, load_data
+from tensor_dropout.data import DATASETS, Data, StreamSplit, TensorSplit, describe_options, load_data, register_data
 from tensor_dropout.data import base as base_module
 from tensor_dropout.data.augment import RandomFlip, RandomShift, shift_images
 from tensor_dropout.data.base import (
@@ -35,7 +35,54 @@ def test_every_data_set_has_a_loader_a_summary_and_documented_options():
 
 
 def test_simulated_data_sets_say_so_in_their_summary():
-    assert [name for name, source in DATASETS.items() if "SIMULATED" in source.summary] == ["phantom", "synthetic"]
+    built_in = {name: source for name, source in DATASETS.items() if source.function is None}
+    assert [name for name, source in built_in.items() if "SIMULATED" in source.summary] == ["phantom", "synthetic"]
+
+
+def load_ones(*, root=None, seed: int = 0, n: int = 3) -> Data:
+    """Ones.
+
+    Args:
+        root: not used.
+        seed: not used.
+        n: how many.
+    """
+    part = TensorSplit(torch.ones(n, 1, 2, 2), torch.zeros(n, 2), [str(i) for i in range(n)])
+    return Data("ones", "regression", part, None, None, (1, 2, 2), outputs=2, target="a, b")
+
+
+def test_a_data_set_of_one_s_own_has_a_name(monkeypatch):
+    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    register_data("ones", load_ones)
+    data = load_data("ones", root="anywhere", seed=3, n=5)
+    assert (len(data.train), data.target_names, data.simulated) == (5, ["a", "b"], False)
+    assert str(describe_options("ones")["n"]) == "how many (int; default 3)"
+    register_data("ones", load_ones)  # a cell of a notebook, run again
+    with pytest.raises(TensorDropoutError, match="'ones' is taken by another data set"):
+        register_data("ones", lambda: load_ones())
+    register_data("none", lambda: None)
+    with pytest.raises(TensorDropoutError, match=r"none: its loader must return tensor_dropout\.data\.Data, got None"):
+        load_data("none")
+
+
+@pytest.mark.parametrize(
+    ("name", "loader", "message"),
+    [
+        ("digits", load_ones, "'digits' is taken"),
+        ("", load_ones, "not empty"),
+        ("mine", "load_ones", "needs a function that returns Data"),
+        ("mine", lambda **options: None, r"options with names, got \*\*options"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(name, loader, message):
+    with pytest.raises(TensorDropoutError, match=message):
+        register_data(name, loader)
+    assert "mine" not in DATASETS
+
+
+def test_targets_without_names_are_numbered():
+    part = TensorSplit(torch.ones(1, 1, 2, 2), torch.zeros(1, 2), ["a"])
+    assert Data("x", "regression", part, None, None, (1, 2, 2), outputs=2).target_names == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,57 @@ def test_an_exchangeable_law_must_say_its_moments():
         Incomplete()
 
 
+def make_law(moments, name="Mine"):
+    """A law of a new class, as a cell of a notebook that is run again makes it."""
+
+    def pair_moments(self, R, theta):
+        return tuple(torch.tensor(value, dtype=torch.float64) for value in moments)
+
+    def draw(self, shape, theta, *, device):
+        return torch.ones(shape, device=device)
+
+    return type(name, (td.ExchangeableLaw,), {"draw": draw, "pair_moments": pair_moments})()
+
+
+def test_an_exchangeable_law_needs_no_support():
+    law = make_law((1.0, 1.0, 1.0))
+    assert law.support(4, torch.tensor(0.5)) is None
+    layer = td.CPRegression((4, 3, 3), 2, rank=3, dropout=td.TensorDropout(0.5, law=law))
+    assert layer.moments(torch.randn(2, 4, 3, 3)).variance.abs().max() < 1e-6
+
+
+def test_a_law_of_the_same_class_replaces_the_one_before(registry):
+    td.register_law("mine", make_law((1.0, 1.0, 1.0)))
+    again = make_law((1.0, 2.0, 1.0))
+    td.register_law("mine", again)
+    assert td.TensorDropout(0.5, law="mine").law is again
+    for name, law in (("mine", make_law((1.0, 2.0, 1.0), "Other")), ("bernoulli", Bernoulli())):
+        with pytest.raises(td.TensorDropoutError, match=f"the name '{name}' is taken by another law"):
+            td.register_law(name, law)
+    assert td.TensorDropout(0.5, law="mine").law is again
+
+
+@pytest.mark.parametrize(
+    "moments",
+    [(0.8, 0.5, 0.5), (0.5, 0.5, 0.6), (0.5, 0.5, 0.0)],
+    ids=["E[c²] < E[c]²", "E[c_r c_s] > E[c²]", "too opposed"],
+)
+def test_moments_that_nothing_random_has_are_refused(registry, moments):
+    law = make_law(moments)
+    with pytest.raises(td.TensorDropoutError, match=r"Mine .*states moments that nothing random has: at R=\d, θ=0.5"):
+        td.register_law("mine", law)
+    with pytest.raises(td.TensorDropoutError, match="states moments that nothing random has"):
+        td.TensorDropout(0.5, law=law)
+
+
+def test_a_law_that_is_not_for_every_rank_is_let_through(registry):
+    law = make_law((0.5, 0.5, 0.25))
+    type(law).pair_moments = lambda self, R, theta: {16: (theta, theta, theta * theta)}[R]
+    td.register_law("mine", law)
+    with torch.device("meta"):
+        td.TensorDropout(0.5, law=make_law((0.8, 0.9, 0.8)))
+
+
 @every_format
 @pytest.mark.parametrize("scaling", ["inverted", "paper"])
 def test_a_law_of_the_users_own_has_the_right_mean_in_a_layer(format, scaling):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-import warnings
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tensor_dropout import cli
 from tensor_dropout.cli.predict import format_uncertain
 from tensor_dropout.data import load_data
 from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.runs import list_runs
+from tensor_dropout.training.runs import data_options, list_runs
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.writing import alone_in
 from training_runs import read_metrics, read_weights, run_forked
@@ -157,6 +158,28 @@ def test_the_record_says_what_made_it(digits):
         assert isinstance(record["environment"]["dirty"], bool)
 
 
+DROPPED = {"law": "bernoulli", "modes": "all", "per_sample": False, "scaling": "inverted", "min_rank": 0}
+
+
+@pytest.mark.parametrize(
+    ("head", "built"),
+    {
+        "fc": {},
+        "fc+dropout": {"drop_rate": 0.5},
+        "fc+low-rank": {"rank": 5},
+        "trl-tt": {"rank": [32, 20, 10], "init": "pool"},
+        "rtrl-tucker": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.8, **DROPPED, "at_test": "mean"},
+        "rtrl-cp": {"rank": 32, "init": "pool", "theta": 0.8, **DROPPED, "at_test": "mean"},
+        "trl-tucker+weight-dropout": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.8},
+    }.items(),
+)
+def test_the_record_has_the_head_as_it_was_built(tmp_path, head, built):
+    train(tmp_path, "--head", head, "--epochs", 1, "--set", "data.options.train_size=64")
+    record = json.loads((tmp_path / "run.json").read_text(encoding="utf-8"))
+    assert record["head"] == {"name": head, **built}
+    assert "net.theta" not in record["settings"]  # what was said identifies a run, not what it came to
+
+
 def test_the_written_config_is_the_run(digits, phantom, tmp_path):
     for folder, _ in (digits, phantom):
         config = resolve_config(folder / "config.toml")
@@ -195,6 +218,31 @@ def test_ls_shows_the_runs(digits, phantom, tmp_path):
         assert text in output
     assert "no runs" in invoke("ls", tmp_path).output
     assert invoke("ls", tmp_path / "nowhere").exit_code == 2
+
+
+def test_ls_cuts_nothing_off_in_80_columns(tmp_path):
+    for data, head in (("imagefolder", "trl-tucker+weight-dropout"), ("phantom", "rtrl-cp")):
+        folder = tmp_path / "runs" / data / f"{head}-seed0"
+        folder.mkdir(parents=True)
+        settings = {"net.name": "resnet101", "net.head": head, "run.seed": 0, "run.epochs": 90}
+        record = {"settings": settings, "data": {"name": data, "simulated": data == "phantom"}}
+        (folder / "run.json").write_text(json.dumps(record))
+        task, metric = ("regression", "mae") if data == "phantom" else ("classification", "accuracy")
+        (folder / "result.json").write_text(json.dumps({"task": task, "test": {metric: 12.345}}))
+    output = CliRunner(env={"COLUMNS": "80"}).invoke(cli.app, ["ls", str(tmp_path)]).output
+    assert "…" not in output
+    assert {len(line) for line in output.splitlines()} == {80}
+    words = output.replace("│", " ").split()
+    for text in (
+        "imagefolder,",
+        "resnet101,",
+        "trl-tucker+weight-dropout,",
+        "accuracy",
+        "12.35",
+        "(simulated),",
+        "mae",
+    ):
+        assert text in words
 
 
 def test_ls_shows_runs_that_are_not_done(tmp_path):
@@ -299,19 +347,82 @@ def test_an_unreadable_picture_in_the_middle_of_an_epoch_is_named(pictures, tmp_
     line = fail_forked(capfd, "train", *command, "--out", tmp_path / "run")
     assert str(bad) in line
     assert "skip_unreadable=true" in line
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        train(tmp_path / "other", *command, "--set", "data.options.skip_unreadable=true")
-    assert len(read_predictions(tmp_path / "other")) == 8
+    assert "remove" not in line  # which a run that has begun refuses
+    with pytest.warns(UserWarning, match="the next readable picture stands in") if not workers else nullcontext():
+        train(tmp_path / "run", *command, "--set", "data.options.skip_unreadable=true")  # the run goes on
+    assert len(read_predictions(tmp_path / "run")) == 8
+    assert list_options(tmp_path / "run")["skip_unreadable"] is True
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_unreadable_picture_among_those_to_test_on_is_named(pictures, tmp_path, workers, capfd):
+def list_options(folder):
+    return data_options(json.loads((folder / "run.json").read_text(encoding="utf-8"))["settings"])
+
+
+@pytest.mark.parametrize("part", ["val", "train"])
+def test_an_unreadable_picture_that_is_held_out_is_named_before_anything_is_trained(pictures, tmp_path, part):
+    command = [*picture_command(pictures, *QUIET, workers=0), "--set", "data.options.validation=0.5"]
+    options = {"size": 16, "resize": 20, "validation": 0.5}
+    data = load_data("imagefolder", root=pictures, **options)
+    bad = pictures / (data.test if part == "val" else data.validation).names[1]
+    bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])  # its header is whole
+    line = fail("train", *command, "--out", tmp_path / "run")
+    assert str(bad) in line
+    assert "data.options.skip_unreadable=true" in line
+    assert not (tmp_path / "run" / "run.json").exists()
+    with pytest.warns(UserWarning, match="cannot be read and are left out"):
+        train(tmp_path / "run", *command, "--set", "data.options.skip_unreadable=true")
+    assert len(read_predictions(tmp_path / "run")) == (7 if part == "val" else 8)
+    bad.unlink()
+    train(tmp_path / "other", *command)
+
+
+def test_a_run_goes_on_without_a_test_picture_that_broke_meanwhile(pictures, tmp_path):
+    command = picture_command(pictures, workers=0)
+    train(tmp_path / "run", *command)
+    (tmp_path / "run" / "result.json").unlink()  # as if it had been killed before it was tested
+    checkpoints = sorted((tmp_path / "run").glob("checkpoint-*"))
     bad = pictures / "val" / "dark" / "dark1.JPEG"
     bad.write_bytes(b"no picture")
-    command = picture_command(pictures, *QUIET, workers=workers)
-    line = fail_forked(capfd, "train", *command, "--out", tmp_path / "run")
-    assert str(bad) in line
+    assert str(bad) in fail("train", *QUIET, *command, "--out", tmp_path / "run")
+    with pytest.warns(UserWarning, match="1 of 8 pictures cannot be read and are left out"):
+        train(tmp_path / "run", *command, "--set", "data.options.skip_unreadable=true")
+    assert len(read_predictions(tmp_path / "run")) == 7
+    assert sorted((tmp_path / "run").glob("checkpoint-*")) == checkpoints  # nothing was trained again
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert record["data"]["examples"]["test"] == 7
+    bad.unlink()
+    (tmp_path / "run" / "result.json").unlink()
+    train(tmp_path / "run", *command, "--set", "data.options.skip_unreadable=true")
+
+
+def test_the_table_of_files_of_one_name_says_which_record_is_whose(pictures, tmp_path):
+    train(tmp_path / "run", *picture_command(pictures, workers=0))
+    files = [pictures / "val" / label / "0.JPEG" for label in ("dark", "light")]
+    for path in files:
+        next(path.parent.iterdir()).rename(path)
+    bad = pictures / "train" / "dark" / "0.JPEG"
+    bad.write_bytes(b"no picture")
+    command = ["predict", files[0], bad, files[1], "--model", tmp_path / "run"]
+    invoke(*command, "--no-picture", "-o", tmp_path / "out")
+    with (tmp_path / "out" / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["file"], row["record"]) for row in rows] == [
+        (str(files[0]), "0.json"),
+        (str(bad), ""),
+        (str(files[1]), "0-3.json"),
+    ]
+    assert json.loads((tmp_path / "out" / "0-3.json").read_text())["file"] == str(files[1])
+    invoke(*command, "-o", tmp_path / "table.csv")
+    assert "record" not in (tmp_path / "table.csv").read_text().splitlines()[0]  # there are none
+
+
+def test_predict_does_not_advise_an_option_that_it_lacks(pictures, tmp_path):
+    train(tmp_path / "run", *picture_command(pictures, workers=0))
+    bad = pictures / "val" / "dark" / "dark1.JPEG"
+    bad.write_bytes(b"no picture")
+    line = fail("predict", bad, "--model", tmp_path / "run", "-o", tmp_path / "out", "--no-picture")
+    assert "cannot be read" in line
+    assert "skip_unreadable" not in line
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -442,15 +553,27 @@ def test_several_targets_are_all_predicted(scans, tmp_path):
     config = tmp_path / "two.toml"
     config.write_text('[data]\nname = "nifti"\n[data.options]\ntarget = ["age", "height"]\n')
     command = ["--root", scans, "--net", "resnet-mini", "--epochs", 1, "--batch", 6]
-    train(tmp_path / "run", config, *command)
-    row = read_predictions(tmp_path / "run")[0]
+    output = train(tmp_path / "run", config, *command)
+    found = read_result(tmp_path / "run")
+    rows = read_predictions(tmp_path / "run")
+    for name in ("age", "height"):
+        error = np.mean([abs(float(row[f"target_{name}"]) - float(row[f"predicted_{name}"])) for row in rows])
+        assert found["test"]["targets"][name]["mae"] == pytest.approx(error, rel=1e-4)
+        assert found["baselines"]["ridge"]["targets"][name].keys() == {"mae", "rmse", "r2", "correlation"}
+        for text in (f"validation, {name}: mae ", f"test, {name}: mae ", f"mae of {name} on the same test examples: "):
+            assert text in output
+    assert "test: mae" not in output  # an average of years and centimetres
+    errors = [found["test"]["targets"][name]["mae"] for name in ("age", "height")]
+    assert "mae " + ", ".join(f"{error:.2f}" for error in errors) in invoke("ls", tmp_path).output
+    row = rows[0]
     scan = scans / f"{row['name']}.nii.gz"
     result = invoke("predict", scan, "--model", tmp_path / "run", "-o", tmp_path / "out.csv")
     assert result.exit_code == 0, result.output
     with (tmp_path / "out.csv").open() as file:
         (predicted,) = csv.DictReader(file)
-    assert float(predicted["age"]) == pytest.approx(float(row["predicted_0"]), abs=0.1)
-    assert float(predicted["height"]) == pytest.approx(float(row["predicted_1"]), abs=0.1)
+    assert float(predicted["age"]) == pytest.approx(float(row["predicted_age"]), abs=0.1)
+    assert float(predicted["height"]) == pytest.approx(float(row["predicted_height"]), abs=0.1)
+    assert "name each column once" in fail("train", "--data", "nifti", "--target", "age,age", *command)
 
 
 def test_a_network_in_float64_is_asked_too(scans, tmp_path):
@@ -531,3 +654,65 @@ def test_folds_have_folders_of_their_own():
     folded = resolve_config(overrides={"data.name": "nifti", "net.head": "fc", "data.options": {"folds": 5, "fold": 2}})
     assert _name_folder(plain) == Path("out/runs/digits/fc-seed3")
     assert _name_folder(folded) == Path("out/runs/nifti/fc-fold2-seed0")
+
+
+# Data sets and laws of one's own.
+
+PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+LAW = """
+import torch, tensor_dropout as td
+
+class Half(td.ExchangeableLaw):
+    def draw(self, shape, theta, *, device):
+        return (torch.rand(shape, device=device) < 0.5).float()
+    def pair_moments(self, R, theta):
+        half = torch.full((), 0.5, dtype=torch.float64, device=theta.device)
+        return half, half, half * half
+
+td.register_law("half", Half())
+"""
+
+
+def run_in(folder, *arguments):
+    """The command in a process of its own, in which nothing is registered yet."""
+    command = [sys.executable, "-m", "tensor_dropout", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
+    (block,) = re.findall(r"```python\n(# spots.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (tmp_path / "spots.py").write_text(block, encoding="utf-8")
+    (tmp_path / "laws_of_mine.py").write_text(LAW, encoding="utf-8")
+    known = ["--import", "spots", "--import", "laws_of_mine"]
+    own = ["--data", "spots", "--law", "half", "--epochs", 2, "--set", "data.options.n=200", *QUIET]
+    done = run_in(tmp_path, *known, "train", *own)
+    assert done.returncode == 0, done.stderr
+    assert "test, row: mae" in done.stdout
+    folder = tmp_path / "out/runs/spots/rtrl-cp-seed0"
+    assert read_result(folder)["test"]["targets"].keys() == {"row", "column"}
+    assert {"predicted_row", "std_column"} <= read_predictions(folder)[0].keys()
+    assert json.loads((folder / "run.json").read_text())["head"]["law"] == "half"
+    evaluate = ["evaluate", folder, "--protocol", "none", "--noise", "none", "--mode", "exact", "--device", "cpu"]
+    assert run_in(tmp_path, *known, *evaluate).returncode == 0
+    shown = run_in(tmp_path, "--import", "spots", "train", "--data", "spots", "--keys").stdout
+    assert "noise: standard deviation of what is added to each pixel (float; default 0.1)" in shown
+    for arguments in (["train", *own], ["--import", "spots", "train", *own, "--out", tmp_path / "other"]):
+        failed = run_in(tmp_path, *arguments)
+        assert failed.returncode == 1
+        assert failed.stderr.startswith("Error: ")
+        assert "tensor-dropout --import MODULE" in failed.stderr
+    wrong = run_in(tmp_path, "--import", "spots", "train", "--data", "spots", "--set", "data.options.n=many")
+    assert "data.options.n is of type int, got 'many'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "No module named 'mine'"), ("x = 1\ny = 1 / 0\n", "mine.py, line 2")]
+)
+def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    if text is not None:
+        (tmp_path / "mine.py").write_text(text)
+    line = fail("--import", "mine", "ls", tmp_path)
+    assert line.startswith("Error: --import mine: ")
+    assert message in line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from torch.testing import assert_close
 
 import tensor_dropout as td
 from tensor_dropout.data import load_data
+from tensor_dropout.data.base import StandardizeChannels
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.training.attack import Room, attack, find_room
-from tensor_dropout.training.step import choose_speed
+from tensor_dropout.training.step import choose_speed, find_radius
 from training_runs import configure, make_trainer, read_metrics, read_weights, run
 
 CPU = torch.device("cpu")
@@ -118,7 +120,7 @@ def test_a_run_with_a_schedule_over_all_epochs_ends_at_its_theta_and_goes_on_whe
 def test_the_room_is_that_of_the_stored_images(digits):
     stored = digits.train.inputs[:5]
     prepared = digits.prepare(stored)
-    room = find_room(stored, prepared, 1.6, (0.0, 16.0))
+    room = find_room(stored, digits.prepare, 1.6, (0.0, 16.0))
     assert room.radius.shape == (5, 1, 1, 1)
     assert_close(room.radius.flatten(), 1.6 / stored.float().flatten(1).std(1, correction=0))
     assert_close(prepared.amin((1, 2, 3), keepdim=True), room.low, rtol=1e-4, atol=1e-4)  # every digit has some black
@@ -129,12 +131,45 @@ def test_the_room_is_that_of_the_stored_images(digits):
 def test_an_attack_stays_in_the_range_of_images(digits):
     stored = digits.train.inputs[:50]
     x = digits.prepare(stored)
-    room = find_room(stored, x, 1.6, (0.0, 16.0))
+    room = find_room(stored, digits.prepare, 1.6, (0.0, 16.0))
     moved = attack(x, room, lambda batch: (batch * torch.randn(1, 1, 8, 8)).sum())
     assert (moved >= room.low - 1e-5).all()
     assert (moved <= room.high + 1e-5).all()
     assert ((moved - x).abs() <= room.radius + 1e-5).all()
     assert (moved != x).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("contrast", [0, 2, 5, 60])
+def test_fixed_channels_have_the_radius_that_was_asked_for(contrast):
+    """Grey pictures, one of them black or of little contrast; each channel has a gain of its own."""
+    torch.manual_seed(0)
+    prepare = StandardizeChannels([124.0, 116.0, 104.0], [58.0, 57.0, 30.0])
+    grey = (120 + torch.tensor([contrast, 60.0]).view(2, 1, 1, 1) * torch.randn(2, 1, 16, 16)).clamp(0, 255).round()
+    stored = grey.expand(2, 3, -1, -1) * torch.tensor([float(contrast > 0), 1.0]).view(2, 1, 1, 1)
+    x = prepare(stored)
+    moved = attack(x, find_room(stored, prepare, 8.0, (0.0, 255.0)), torch.sum)
+    back = moved / prepare.scale.view(1, 3, 1, 1) + prepare.mean.view(1, 3, 1, 1)
+    assert_close((back - stored).abs().amax((2, 3)), torch.full((2, 3), 8.0), rtol=1e-3, atol=1e-3)
+    assert back.min() > -1e-2
+    assert back.max() < 255 + 1e-2
+
+
+def test_a_preparation_that_does_not_say_its_scale_is_refused(digits):
+    given = replace(digits, prepare=torch.nn.Flatten(0, 0))
+    with pytest.raises(TensorDropoutError, match="its preparation Flatten has no method measure"):
+        find_radius(configure(run__adversarial=0.1), given)
+    assert find_radius(configure(run__adversarial=0.1), digits) == pytest.approx(1.6)
+
+
+def test_an_almost_constant_image_stays(digits):
+    stored = digits.train.inputs[:4].clone()
+    stored[0], stored[1] = 0, 0
+    stored[1, 0, 3, 3] = 1
+    x = digits.prepare(stored)
+    room = find_room(stored, digits.prepare, 4.0, (0.0, 16.0))
+    moved = attack(x, room, torch.sum)
+    assert torch.equal(moved[:2], x[:2])
+    assert_close(room.radius[2:].flatten(), 4 / stored[2:].float().flatten(1).std(1, correction=0))
 
 
 def test_an_attack_stays_in_its_radius_and_raises_the_loss():

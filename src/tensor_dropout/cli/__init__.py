@@ -4,6 +4,9 @@ Exit status: 0 done, 1 failed, 2 bad usage, 130 interrupted. A user's mistake sh
 traceback.
 """
 
+import importlib
+import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -11,9 +14,11 @@ import typer
 from tensor_dropout.cli.convert import convert
 from tensor_dropout.cli.evaluate import compare, evaluate
 from tensor_dropout.cli.export import export
+from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.cli.predict import predict
 from tensor_dropout.cli.reproduce import report, reproduce
 from tensor_dropout.cli.train import ls, train
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.version import __version__
 
 app = typer.Typer(
@@ -51,5 +56,29 @@ def describe(
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module of yours first, which may register data sets and laws; the current folder is "
+            "searched. May be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Tensor regression layers with tensor dropout: train, attack, convert, export and reproduce."""
+    with report_failure("--import", "nothing was done"):
+        for module in modules or []:
+            _import(module)
+
+
+def _import(module: str) -> None:
+    """Import a module of the user's; a failure in it is one sentence with its place."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a file in the current folder, as for python -m
+    try:
+        importlib.import_module(module)
+    except Exception as error:  # a user's module may raise anything
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if place.filename.startswith("<") else f" ({place.filename}, line {place.lineno})"
+        raise TensorDropoutError(f"--import {module}: {type(error).__name__}: {error}{where}") from error

@@ -39,12 +39,12 @@ def parse_shape(text: str | None) -> tuple[int, ...] | None:
 
 
 def parse_rank(text: str | None) -> Any:
-    """``full``, ``64``, ``0.25`` or ``128,3,3,96``."""
+    """``full``, ``64``, ``0.25``, ``128,3,3,96`` or ``[128, 3, 3, 96]``."""
     if text is None or text == "full":
         return text
     try:
         if "," in text:
-            return tuple(int(rank) for rank in text.split(","))
+            return tuple(int(rank) for rank in text.strip().removeprefix("[").removesuffix("]").split(","))
         return float(text) if "." in text or "e" in text else int(text)
     except ValueError:
         raise TensorDropoutError(

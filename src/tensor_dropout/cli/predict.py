@@ -80,12 +80,13 @@ def predict(
             _require_matplotlib()
         trained = _open_run(run)
         paths = _list_files(given, trained)
+        names = _name_results(paths)
         environment = describe_environment()
         answers: list[_Answer] = []
         failures: dict[Path, str] = {}
         written: list[Path] = []
         with show_progress("files", len(paths)) as advance:
-            for path, name in zip(paths, _name_results(paths), strict=True):
+            for path, name in zip(paths, names, strict=True):
                 advance.describe(path.name)
                 try:
                     x = trained.read(path)
@@ -104,7 +105,8 @@ def predict(
                 advance(1)
         if is_table or len(paths) > 1:
             table = out if is_table else out / "predictions.csv"
-            _write_table(table, _list_rows(paths, answers, failures))
+            rows = _list_rows(paths, answers, failures)
+            _write_table(table, rows if is_table else _add_records(rows, names))
             written = [table, *written]
         for answer in answers:
             typer.echo(answer)
@@ -313,9 +315,12 @@ def _open_run(run: Path) -> _Trained:
         raise TensorDropoutError(f"predict: a record of the run {run} is damaged ({error})") from error
     settings = record["settings"]
     name, options = settings["data.name"], data_options(settings)
-    module = importlib.import_module(DATASETS[name].module)
     if name not in _ENDINGS:
-        raise TensorDropoutError(f"{name} has no files of its own; its predictions are in {run / 'predictions.csv'}")
+        raise TensorDropoutError(
+            f"predict: files are those of {' or '.join(_ENDINGS)}, and this run was trained on {name}; its predictions "
+            f"are in {run / 'predictions.csv'}"
+        )
+    module = importlib.import_module(DATASETS[name].module)
     path = run / "model.safetensors"
     targets = (result["target"] or "target").split(", ") if result["task"] == "regression" else None
     return _Trained(
@@ -422,6 +427,14 @@ def _list_rows(paths: list[Path], answers: list[_Answer], failures: dict[Path, s
         if path in failures
         else {**next(given).row, "error": ""}
         for path in paths
+    ]
+
+
+def _add_records(rows: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """The rows with the column ``record`` behind the file: its JSON, whose name has a number where files are alike."""
+    return [
+        {"file": row["file"], "record": "" if row.get("error") else f"{name}.json", **row}
+        for row, name in zip(rows, names, strict=True)
     ]
 
 

@@ -35,7 +35,9 @@ _SHORT = {
 
 def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML file; without it, the defaults of the data.")] = None,
-    data: Annotated[str | None, typer.Option(help=f"The data: {', '.join(DATASETS)}.", show_default="digits")] = None,
+    data: Annotated[
+        str | None, typer.Option(help=f"The data: {', '.join(DATASETS)}, or a registered set.", show_default="digits")
+    ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
     target: Annotated[
         str | None, typer.Option(help="The column to predict (nifti); several with commas.", show_default="age")
@@ -46,7 +48,10 @@ def train(
         str | None, typer.Option(help="64, 128,3,3,96, a fraction 0.1, or full.", show_default="half the channels")
     ] = None,
     theta: Annotated[str | None, typer.Option(help="The KEEP probability.", show_default="0.8")] = None,
-    law: Annotated[str | None, typer.Option(help="bernoulli, replacement, gaussian, nested.")] = None,
+    law: Annotated[
+        str | None,
+        typer.Option(help="bernoulli, replacement, gaussian, nested, or a registered one.", show_default="bernoulli"),
+    ] = None,
     epochs: Annotated[str | None, typer.Option(help="Passes over the training data.", show_default="by data")] = None,
     batch: Annotated[
         str | None, typer.Option(help="Examples in a step, over all processes.", show_default="by data")
@@ -76,12 +81,14 @@ def train(
       tensor-dropout train --data nifti --root FOLDER --target age --head rtrl-tucker --rank 128,3,4,4,1
 
       tensor-dropout train my.toml --set optimizer.weight_decay=5e-4 --set data.options.validation=0
-    """
-    from tensor_dropout.training.config import parse_value, resolve_config
-    from tensor_dropout.training.loop import train as run
 
+      tensor-dropout --import my_module train --data my_data --law my_law
+    """
     given = {name: value for name, value in locals().items() if name in _SHORT and value is not None}
     with report_failure("train", "the same command goes on from the last checkpoint"):
+        from tensor_dropout.training.config import parse_value, resolve_config
+        from tensor_dropout.training.loop import train as run
+
         overrides = {_SHORT[name]: parse_value(_SHORT[name], value) for name, value in given.items()}
         for setting in settings or []:
             key, equals, value = setting.partition("=")
@@ -120,14 +127,17 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     for part in ("validation", "test"):
-        if part in result:
-            known = {name: value for name, value in result[part].items() if value is not None}
+        for target, found in _split_targets(result.get(part, {})).items():
+            known = {name: value for name, value in found.items() if value is not None}
             numbers = "  ".join(f"{name} {value:.4g}" for name, value in known.items())
-            typer.echo(f"{part}: {numbers}")
+            if numbers:
+                typer.echo(f"{part}{target and f', {target}'}: {numbers}")
     if "baselines" in result:
         names = {"mean": "the mean of the training targets", "ridge": "ridge regression on the inputs"}
-        numbers = "  ".join(f"{names[name]} {found['mae']:.4g}" for name, found in result["baselines"].items())
-        typer.echo(f"mae on the same test examples: {numbers}")
+        baselines = {name: _split_targets(found) for name, found in result["baselines"].items()}
+        for target in baselines["mean"]:
+            numbers = "  ".join(f"{names[name]} {found[target]['mae']:.4g}" for name, found in baselines.items())
+            typer.echo(f"mae{target and f' of {target}'} on the same test examples: {numbers}")
         if "ridge" not in result["baselines"]:
             typer.echo(
                 "(no ridge regression: it needs 3 to 2,000 pictures or volumes in memory, see data.options.memory)"
@@ -139,6 +149,12 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
     for name in ("config.toml", "run.json", "metrics.jsonl", "result.json", "predictions.csv", "model.safetensors"):
         if (folder / name).is_file():
             typer.echo(f"  {folder / name}")
+
+
+def _split_targets(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The numbers of each of several targets by its name; else all of them, under no name."""
+    targets: dict[str, dict[str, Any]] = found.get("targets", {"": found})
+    return targets
 
 
 def ls(
@@ -154,10 +170,12 @@ def ls(
     if not rows:
         typer.echo(f"There are no runs under {root}.")
         return
-    table = Table("data", "net", "head", "seed", "epochs", "state", "test")
-    table.add_column("folder", overflow="fold", no_wrap=False)
+    table = Table("run, and its folder", "epochs", "test", show_lines=True)
+    table.columns[0].overflow = "fold"  # a folder may be long; nothing is cut off
     for row in rows:
-        score = "" if row["test"] is None else f"{row['metric']} {row['test']:.2f}"
-        cells = (row[key] for key in ("data", "net", "head", "seed", "epochs", "state"))
-        table.add_row(*map(str, cells), score, row["folder"])
+        what = f"{row['data']}, {row['net']}, {row['head']}, seed {row['seed']}"
+        scores = ", ".join(f"{score:.2f}" if score < 1e4 else f"{score:.4g}" for score in row["test"])
+        table.add_row(
+            f"{what}\n{row['folder']}", f"{row['epochs']} {row['state']}", f"{row['metric']} {scores}" if scores else ""
+        )
     Console().print(table)

@@ -1,7 +1,7 @@
 """Data sets by name: ``load_data("digits")``.
 
 A data set is a function in a module that is imported when it is asked for; its keyword arguments are the options, and
-their meaning is read from its docstring.
+their meaning is read from its docstring. One of your own gets a name by :func:`register_data`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ __all__ = [
     "TensorSplit",
     "describe_options",
     "load_data",
+    "register_data",
 ]
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set's loader is, and one line for ``--help``."""
+    """Where a data set's loader is, and one line for ``--help``; a registered one is the function itself."""
 
     module: str
     loader: str
     summary: str
+    function: Callable[..., Data] | None = None
 
     @property
     def has_files(self) -> bool:
@@ -45,6 +47,8 @@ class Source:
 
     def import_loader(self) -> Callable[..., Data]:
         """The function that loads it."""
+        if self.function is not None:
+            return self.function
         return cast(Callable[..., Data], getattr(importlib.import_module(self.module), self.loader))
 
 
@@ -79,6 +83,53 @@ DATASETS: dict[str, Source] = {
 }
 """Name of the data set -> where it is loaded from. Nothing is imported before it is asked for."""
 
+_BUILT_IN = frozenset(DATASETS)
+
+OF_YOUR_OWN = (
+    "one of your own is registered by tensor_dropout.data.register_data, in a module that the command line imports "
+    "first: tensor-dropout --import MODULE ..."
+)
+"""What to do about a data set that is not known."""
+
+
+def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> None:
+    """Give a data set of your own a name, so that :func:`load_data` and the command line know it.
+
+    Args:
+        name: the name; those of the built-in data sets are taken.
+        loader: a function that returns :class:`Data`. Its keyword arguments are the options (``data.options``), checked
+            by their annotations and explained by its docstring; if it has ``root`` or ``seed``, it is given them.
+        summary: one line about it.
+
+    Raises:
+        TensorDropoutError: if the name is that of another data set, or ``loader`` cannot be called with keywords.
+
+    Example:
+        >>> import torch
+        >>> def load_noise(*, seed: int = 0, n: int = 20) -> Data:
+        ...     inputs = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
+        ...     part = TensorSplit(inputs, inputs.mean((1, 2, 3)), [f"noise-{i}" for i in range(n)])
+        ...     return Data("noise", "regression", part, None, part, (1, 8, 8), outputs=1, target="mean")
+        >>> register_data("noise", load_noise)
+        >>> len(load_data("noise", n=5).train)
+        5
+        >>> del DATASETS["noise"]  # this page does not need it any longer
+    """
+    if not isinstance(name, str) or not name:
+        raise TensorDropoutError(f"register_data: a name is a text that is not empty, got {name!r}")
+    if not callable(loader):
+        raise TensorDropoutError(f"register_data: {name!r} needs a function that returns Data, got {loader!r}")
+    for parameter in inspect.signature(loader).parameters.values():
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            raise TensorDropoutError(
+                f"register_data: the arguments of the loader of {name!r} are options with names, got {parameter}"
+            )
+    module, function = getattr(loader, "__module__", ""), getattr(loader, "__qualname__", type(loader).__qualname__)
+    before = DATASETS.get(name)
+    if name in _BUILT_IN or (before is not None and (before.module, before.loader) != (module, function)):
+        raise TensorDropoutError(f"register_data: the name {name!r} is taken by another data set; choose another one")
+    DATASETS[name] = Source(module, function, summary, loader)
+
 
 def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Data:
     """Load a data set.
@@ -102,7 +153,8 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
     for option in options:
         if option not in known:
             raise TensorDropoutError(f"{name}: there is no option {option!r}; {_suggest(option, known)}")
-    loader = _find_source(name).import_loader()
+    source = _find_source(name)
+    loader = source.import_loader()
     parameters = inspect.signature(loader).parameters
     if "root" in parameters:
         options["root"] = root
@@ -111,10 +163,15 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
     if "seed" in parameters:
         options["seed"] = seed
     try:
-        return loader(**options)
+        data = loader(**options)
+        if not isinstance(data, Data):
+            raise TensorDropoutError(f"{name}: its loader must return tensor_dropout.data.Data, got {data!r}")
+        return data
     except TensorDropoutError:
         raise
     except (TypeError, ValueError) as error:
+        if source.function is not None:  # of the user, who needs the place
+            raise
         given = ", ".join(f"{key}={value!r}" for key, value in options.items() if key not in ("root", "seed"))
         raise TensorDropoutError(f"{name}: an option is not what it should be ({error}); got {given}") from error
 
@@ -132,15 +189,23 @@ def describe_options(name: str) -> dict[str, Option]:
     loader = _find_source(name).import_loader()
     meanings = _read_arguments(inspect.getdoc(loader) or "")
     return {
-        parameter.name: Option(str(parameter.annotation), parameter.default, meanings.get(parameter.name, ""))
+        parameter.name: Option(_name_type(parameter), parameter.default, meanings.get(parameter.name, ""))
         for parameter in inspect.signature(loader).parameters.values()
         if parameter.name not in ("root", "seed")
     }
 
 
+def _name_type(parameter: inspect.Parameter) -> str:
+    """The annotation as it is written, or as it would be."""
+    annotation = parameter.annotation
+    if annotation is parameter.empty:
+        return "anything"
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
 def _find_source(name: str) -> Source:
     if name not in DATASETS:
-        raise TensorDropoutError(f"data: there is no data set {name!r}; {_suggest(name, DATASETS)}")
+        raise TensorDropoutError(f"data: there is no data set {name!r}; {_suggest(name, DATASETS)}; {OF_YOUR_OWN}")
     return DATASETS[name]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, Literal, cast
 
@@ -56,6 +56,7 @@ class StreamSplit(Dataset[tuple[Tensor, Tensor]]):
         self.names = names
         self.targets = targets
         self.draw = (0, 0)
+        self.whole: StreamSplit | None = None  # this split before examples that cannot be read were left out
 
     def set_epoch(self, epoch: int, seed: int) -> None:
         """What random changes of an example depend on, beside its number: so that a run can go on in an epoch."""
@@ -76,6 +77,13 @@ class StreamSplit(Dataset[tuple[Tensor, Tensor]]):
         """The input of this example, as stored: (C, *size)."""
         raise NotImplementedError
 
+    def check(self) -> None:
+        """Read every example once, before a training whose end needs them all; here nothing is expected to fail.
+
+        Raises:
+            TensorDropoutError: if one cannot be read.
+        """
+
 
 Split = TensorSplit | StreamSplit
 
@@ -95,9 +103,9 @@ class Data:
         input_shape: (C, *size) after ``prepare``.
         outputs: the number of classes, or of targets.
         classes: their names, or None.
-        target: the name of the regression target, or None.
+        target: the name of the regression target, or None; several are joined by ", ", in the order of the outputs.
         prepare: a stored batch (B, C, *size) of any dtype -> float32 network input. Differentiable for a float
-            batch in stored units, so that attacks can go through it.
+            batch in stored units, so that attacks can go through it. By default it changes nothing.
         augment: a prepared batch -> a changed one of the same shape, or None.
         simulated: whether the inputs were made up; must be said wherever results are shown.
         provenance: one sentence with source and licence, shown with every result.
@@ -113,15 +121,21 @@ class Data:
     test: Split | None
     input_shape: tuple[int, ...]
     outputs: int
-    classes: list[str] | None
-    target: str | None
-    prepare: nn.Module
-    augment: nn.Module | None
-    simulated: bool
-    provenance: str
+    classes: list[str] | None = None
+    target: str | None = None
+    prepare: nn.Module = field(default_factory=nn.Identity)
+    augment: nn.Module | None = None
+    simulated: bool = False
+    provenance: str = "Source and licence are those of its owner."
     voxel: tuple[float, ...] | None = None
     bounds: tuple[float, float] | None = None
     unknown: Split | None = None
+
+    @property
+    def target_names(self) -> list[str]:
+        """The name of each output of a regression; numbers where ``target`` does not name them all."""
+        names = (self.target or "target").split(", ")
+        return names if len(names) == self.outputs else [str(k) for k in range(self.outputs)]
 
 
 # From stored numbers to network inputs.
@@ -141,10 +155,13 @@ class StandardizeImages(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *size) of any dtype -> float32 of mean 0 and variance 1 per image."""
-        images = images.float()
-        axes = tuple(range(1, images.ndim))
-        variance, mean = torch.var_mean(images, dim=axes, correction=0, keepdim=True)
-        return (images - mean) * torch.rsqrt(variance + 1e-8)
+        mean, scale = self.measure(images)
+        return (images.float() - mean) * scale
+
+    def measure(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What is subtracted, and what the rest is multiplied by: (B, 1, 1, …) each."""
+        variance, mean = torch.var_mean(images.float(), dim=tuple(range(1, images.ndim)), correction=0, keepdim=True)
+        return mean, torch.rsqrt(variance + 1e-8)
 
 
 class StandardizeChannels(nn.Module):
@@ -169,8 +186,13 @@ class StandardizeChannels(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *size) of any dtype -> float32."""
+        mean, scale = self.measure(images)
+        return (images.float() - mean) * scale
+
+    def measure(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """What is subtracted, and what the rest is multiplied by: (1, C, 1, …) each."""
         shape = (1, -1) + (1,) * (images.ndim - 2)
-        return (images.float() - self.mean.view(shape)) * self.scale.view(shape)
+        return self.mean.view(shape), self.scale.view(shape)
 
 
 # Splits.

@@ -62,7 +62,7 @@ def load_imagefolder(
         skip_unreadable: warn of pictures that cannot be read instead of stopping. Those to validate and test on are all
             decoded at the start (ImageNet's take about 2 ms each, on every core) and the unreadable left out, so that
             results have the names of what was seen. Of those to train on, which may be millions, none is read before
-            it is needed; the next readable picture then stands in.
+            it is needed; the next readable picture then stands in. A run that stopped at one goes on with it.
 
     Returns:
         Streams of uint8 pictures (3, size, size).
@@ -86,9 +86,12 @@ def load_imagefolder(
         return [files[i] for i in rows.tolist()], labels[rows]
 
     def stream(names: list[str], targets: Tensor) -> PictureStream:
-        if skip_unreadable:
-            names, targets = keep_readable(base, names, targets)
-        return PictureStream(names, targets, **settings)
+        whole = PictureStream(names, targets, **settings)
+        if not skip_unreadable:
+            return whole
+        kept = PictureStream(*keep_readable(base, names, targets), **settings)
+        kept.whole = whole
+        return kept
 
     return Data(
         name="imagefolder",
@@ -172,6 +175,22 @@ def keep_readable(root: Path, files: list[str], targets: Tensor) -> tuple[list[s
     Raises:
         TensorDropoutError: if there is none.
     """
+    errors = find_unreadable(root, files)
+    if not errors:
+        return files, targets
+    file, error = next(iter(errors.items()))
+    reason = f"the first is {root / file} ({error})"
+    if len(errors) == len(files):
+        raise TensorDropoutError(f"imagefolder: not one of {len(files)} pictures can be read; {reason}; replace them")
+    warnings.warn(
+        f"imagefolder: {len(errors)} of {len(files)} pictures cannot be read and are left out; {reason}", stacklevel=4
+    )
+    kept = [row for row, file in enumerate(files) if file not in errors]
+    return [files[row] for row in kept], targets[kept]
+
+
+def find_unreadable(root: Path, files: list[str]) -> dict[str, str]:
+    """Which files cannot be decoded, and why; on every core, because a header does not tell of a truncated file."""
 
     def find_error(file: str) -> str | None:
         try:
@@ -180,23 +199,13 @@ def keep_readable(root: Path, files: list[str], targets: Tensor) -> tuple[list[s
             return str(error) or type(error).__name__
         return None
 
-    errors = []
+    errors = {}
     with show_progress("checking pictures", len(files)) as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
-        for error in pool.map(find_error, files):
-            errors.append(error)
+        for file, error in zip(files, pool.map(find_error, files), strict=True):
+            if error is not None:
+                errors[file] = error
             advance(1)
-    kept = [row for row, error in enumerate(errors) if error is None]
-    if len(kept) == len(files):
-        return files, targets
-    first = next(row for row, error in enumerate(errors) if error is not None)
-    reason = f"the first is {root / files[first]} ({errors[first]})"
-    if not kept:
-        raise TensorDropoutError(f"imagefolder: not one of {len(files)} pictures can be read; {reason}; replace them")
-    count = len(files) - len(kept)
-    warnings.warn(
-        f"imagefolder: {count} of {len(files)} pictures cannot be read and are left out; {reason}", stacklevel=4
-    )
-    return [files[row] for row in kept], targets[kept]
+    return errors
 
 
 # Reading.
@@ -239,7 +248,7 @@ class PictureStream(StreamSplit):
                 return self.read(row), self.targets[row]
             except TensorDropoutError as error:
                 if not self.skip_unreadable:
-                    raise
+                    raise TensorDropoutError(f"{error}, or set data.options.skip_unreadable=true") from error
                 self._warn(self.names[row], error)
         raise TensorDropoutError(f"imagefolder: not one of the {len(self)} pictures can be read")
 
@@ -253,9 +262,22 @@ class PictureStream(StreamSplit):
         try:
             return self._decode(path, self.generator(index))
         except Exception as error:  # decoders raise anything on damaged files
+            raise TensorDropoutError(f"imagefolder: {path} cannot be read ({error}); replace it") from error
+
+    def check(self) -> None:
+        """Decode every picture once; not those of which the unreadable were left out, which were all decoded for that.
+
+        Raises:
+            TensorDropoutError: if one cannot be read.
+        """
+        errors = {} if self.whole is not None else find_unreadable(self.root, self.names)
+        if errors:
+            file, error = next(iter(errors.items()))
             raise TensorDropoutError(
-                f"imagefolder: {path} cannot be read ({error}); replace or remove it, or set skip_unreadable=true"
-            ) from error
+                f"imagefolder: {len(errors)} of {len(self)} pictures to validate or test on cannot be read; the first "
+                f"is {self.root / file} ({error}); replace them, or leave them out with "
+                "data.options.skip_unreadable=true"
+            )
 
     def _decode(self, path: Path, generator: torch.Generator) -> Tensor:
         from PIL import Image
@@ -276,7 +298,7 @@ class PictureStream(StreamSplit):
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._warned:
             self._warned.add(name)
-            warnings.warn(f"{error} (skipped)", stacklevel=3)
+            warnings.warn(f"{error} (skipped: the next readable picture stands in)", stacklevel=3)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_warned": set()}

@@ -69,8 +69,8 @@ class Law(Protocol):
 class ExchangeableLaw(ABC):
     """A law under which all ranks are alike: ``E[c cᵀ] = t 11ᵀ + v I``.
 
-    Two numbers describe it, so the exact moments of a layer cost no more than sums and sums of squares. A custom
-    law may derive from this class to get the same speed.
+    Its mean and these two numbers describe it, so the exact moments of a layer cost no more than sums and sums of
+    squares. A custom law may derive from this class to get the same speed: it needs ``draw`` and ``pair_moments``.
     """
 
     @abstractmethod
@@ -95,9 +95,9 @@ class ExchangeableLaw(ABC):
         identity = torch.eye(R, dtype=square.dtype, device=square.device)
         return product + (square - product) * identity
 
-    @abstractmethod
     def support(self, R: int, theta: Tensor) -> tuple[Tensor, Tensor] | None:
-        """All masks with their probabilities."""
+        """All masks with their probabilities; None, as here, if they are not to be enumerated."""
+        return None
 
 
 class Bernoulli(ExchangeableLaw):
@@ -301,14 +301,22 @@ def register_law(name: str, law: Law) -> None:
         law: an object that implements :class:`Law`.
 
     Raises:
-        TensorDropoutError: if the name is taken by another law, or ``law`` lacks a method of the protocol.
+        TensorDropoutError: if the name is taken by another law, or ``law`` lacks a method of the protocol or has
+            moments that nothing random can have.
+
+    A law of your own may be replaced by one of the same class (same module, same name): a cell of a notebook can be run
+    again. Layers that were made before keep the law they have.
     """
     check_law(law)
     if not isinstance(name, str) or not name:
         raise TensorDropoutError(f"register_law: a name is a text that is not empty, got {name!r}")
-    if name in _BUILT_IN or _REGISTERED.get(name, law) is not law:
-        raise TensorDropoutError(f"register_law: the name {name!r} is taken; choose another one")
+    if name in _BUILT_IN or _name_class(_REGISTERED.get(name, law)) != _name_class(law):
+        raise TensorDropoutError(f"register_law: the name {name!r} is taken by another law; choose another one")
     _REGISTERED[name] = law
+
+
+def _name_class(law: Law) -> tuple[str, str]:
+    return type(law).__module__, type(law).__qualname__
 
 
 def resolve_law(law: str | Law, min_rank: int) -> Law:
@@ -324,7 +332,8 @@ def resolve_law(law: str | Law, min_rank: int) -> Law:
         return _refuse_min_rank(_REGISTERED[law], law, min_rank)
     raise TensorDropoutError(
         f"TensorDropout: unknown law {law!r}; known are {', '.join(known_laws())}. "
-        "Pass an object that implements td.Law, or name one with td.register_law"
+        "Pass an object that implements td.Law, or name one with td.register_law; for the command line, in a module "
+        "that is imported first: tensor-dropout --import MODULE ..."
     )
 
 
@@ -348,6 +357,28 @@ def check_law(law: object) -> None:
         lacking = [m for m in ("draw", "mean", "second_moment", "support") if not hasattr(law, m)]
         what = f"lacks {', '.join(lacking)}" if lacking else "is a class; pass an instance of it"
         raise TensorDropoutError(f"TensorDropout: law {law!r} {what} (see td.Law)")
+    if type(law) not in _BUILT_IN.values():
+        for R, theta in itertools.product((3, 8), (0.5, 0.8)):
+            _check_moments(law, R, theta)
+
+
+def _check_moments(law: Law, R: int, theta: float) -> None:
+    """Raise if no random vector has the moments that a law states: ``E[c cᵀ] - E[c] E[c]ᵀ`` must not be negative."""
+    try:
+        value = torch.tensor(theta, device="cpu")
+        mean, second = law.mean(R, value).double(), law.second_moment(R, value)
+        if second is None:
+            return
+        least = float(torch.linalg.eigvalsh(second.double() - mean[:, None] * mean)[0])
+        size = float(second.diagonal().abs().max())
+    except Exception:  # a law may not be for this R or θ; then its layers will say so
+        return
+    if not least >= -1e-5 * max(size, 1e-12):
+        raise TensorDropoutError(
+            f"TensorDropout: law {law!r} states moments that nothing random has: at R={R}, θ={theta:g} the covariance "
+            f"E[c cᵀ] - E[c] E[c]ᵀ has the eigenvalue {least:.3g}, expected 0 or more; E[c_r²] is at least E[c_r]², "
+            "and E[c_r c_s] at most E[c_r²]"
+        )
 
 
 def _refuse_min_rank(law: Law, name: str, min_rank: int) -> Law:

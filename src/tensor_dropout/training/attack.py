@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 
 class Room(NamedTuple):
-    """How far an input may be moved, in the unit of prepared inputs, each (B, 1, …).
+    """How far an input may be moved, in the unit of prepared inputs, each (B, C, 1, …), or 1 for B or C.
 
     Attributes:
         radius: from where it is.
@@ -23,23 +23,27 @@ class Room(NamedTuple):
     high: Tensor
 
 
-def find_room(stored: Tensor, prepared: Tensor, radius: float, bounds: tuple[float, float]) -> Room:
-    """A radius and bounds of stored inputs, as prepared ones have them: each input's own gain and offset.
+def find_room(stored: Tensor, prepare: Any, radius: float, bounds: tuple[float, float]) -> Room:
+    """A radius and bounds of stored inputs, as prepared ones have them.
 
-    Exact where preparation scales and shifts each input as a whole, as the paper's does.
+    An input whose contrast is below a tenth of the radius is not moved: prepared by its own contrast, it would be blown
+    up beyond all others.
+
+    Args:
+        stored: (B, C, …) of any dtype.
+        prepare: a module with ``measure``, such as :class:`~tensor_dropout.data.base.StandardizeImages`.
+        radius: in stored units.
+        bounds: the smallest and the largest stored value.
 
     Example:
-        >>> room = find_room(torch.tensor([[[0, 4]]]), torch.tensor([[[-1.0, 1.0]]]), 1.0, (0.0, 16.0))
+        >>> from tensor_dropout.data.base import StandardizeImages
+        >>> room = find_room(torch.tensor([[[0, 4]]]), StandardizeImages(), 1.0, (0.0, 16.0))
         >>> [each.item() for each in room]
         [0.5, -1.0, 7.0]
     """
-    axes = tuple(range(1, stored.ndim))
-    (spread, middle), (after, centre) = (
-        torch.std_mean(batch.float(), dim=axes, correction=0, keepdim=True) for batch in (stored, prepared)
-    )
-    gain = after / spread.clamp(min=1e-6)
-    low, high = (centre + gain * (bound - middle) for bound in bounds)
-    return Room(radius * gain, low, high)
+    mean, scale = prepare.measure(stored)
+    low, high = ((bound - mean) * scale for bound in bounds)
+    return Room(torch.where(radius * scale > 10, 0.0, radius * scale), low, high)
 
 
 def attack(x: Tensor, room: Room, lose: Callable[[Tensor], Tensor]) -> Tensor:

@@ -6,19 +6,19 @@ import difflib
 import inspect
 import json
 import os
-import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
-from tensor_dropout.data import DATASETS, describe_options
+from tensor_dropout.data import DATASETS, OF_YOUR_OWN, describe_options
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.nets import HEADS, NETS
-from tensor_dropout.nets.heads import check_name, refuse_unused
+from tensor_dropout.nets import HEADS, NETS, build_net
+from tensor_dropout.nets.heads import DEFAULT_THETA, check_name, refuse_unused
 
 
 class Section(BaseModel):
@@ -120,6 +120,8 @@ class Config(Section):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
         if self.schedule.name != "step" and self.schedule.milestones:
             raise ValueError(f'schedule.milestones are of schedule.name="step", not of {self.schedule.name!r}')
+        if any(later <= earlier for earlier, later in pairwise(self.schedule.milestones)):
+            raise ValueError(f"schedule.milestones are epochs that increase, got {self.schedule.milestones}")
         if self.optimizer.nesterov and (self.optimizer.name != "sgd" or self.optimizer.momentum == 0):
             raise ValueError("optimizer.nesterov is for sgd with optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
@@ -172,7 +174,7 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
         _put(said, key, value)
     name = said.get("data", {}).get("name", "digits") if isinstance(said.get("data", {}), dict) else None
     if not isinstance(name, str) or name not in DATASETS:
-        raise TensorDropoutError(f"config: data.name is {name!r}; {_suggest(str(name), list(DATASETS))}")
+        raise TensorDropoutError(f"config: data.name is {name!r}; {_suggest(str(name), list(DATASETS))}; {OF_YOUR_OWN}")
     merged = _merge(DEFAULTS.get(str(name), {}), said)
     _check_keys(merged)
     try:
@@ -193,10 +195,17 @@ def _check_options(data: DataConfig) -> None:
     known = describe_options(data.name)
     types = inspect.signature(DATASETS[data.name].import_loader(), eval_str=True).parameters
     for option, value in data.options.items():
+        if option == "target" and option not in known:
+            raise TensorDropoutError(
+                f"config: {data.name} has no target to choose, got {value!r}; leave out --target (data.options.target)"
+            )
         if option not in known:
             raise TensorDropoutError(f"config: data.options.{option} is unknown; {_suggest(option, list(known))}")
         try:
-            TypeAdapter(types[option].annotation).validate_python(value, strict=True)
+            annotation = types[option].annotation
+            TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation).validate_python(
+                value, strict=True
+            )
         except ValidationError:
             raise TensorDropoutError(
                 f"config: data.options.{option} is of type {known[option].type}, got {value!r}"
@@ -263,7 +272,7 @@ def _explain(error: ValidationError) -> str:
 
 
 def parse_value(key: str, text: str) -> Any:
-    """A command-line value as the type that its key has: numbers, true/false, lists with commas, names.
+    """A command-line value as the type that its key has: numbers, true/false, names, lists (``5,3`` or ``[5, 3]``).
 
     Raises:
         TensorDropoutError: if there is no such key.
@@ -274,7 +283,7 @@ def parse_value(key: str, text: str) -> Any:
     """
     table, _, name = key.partition(".")
     if key == "data.options.target":  # names of columns, whatever they look like
-        names = [name.strip() for name in text.split(",")]
+        names = _read_list(text) or [name.strip() for name in text.split(",")]
         return names if len(names) > 1 else names[0]
     if key.startswith("data.options."):
         return _guess(text)
@@ -290,6 +299,9 @@ def parse_value(key: str, text: str) -> Any:
 
 
 def _guess(text: str) -> Any:
+    listed = _read_list(text)
+    if listed is not None:
+        return listed
     lowered = text.strip().lower()
     if lowered in ("true", "false", "none"):
         return {"true": True, "false": False, "none": None}[lowered]
@@ -302,6 +314,16 @@ def _guess(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+def _read_list(text: str) -> list[Any] | None:
+    """A list in TOML's form, such as ``[5, 3]``; None if it is none."""
+    if not text.strip().startswith("["):
+        return None
+    try:
+        return list(tomllib.loads(f"list = {text}")["list"])
+    except tomllib.TOMLDecodeError:
+        return None
 
 
 def _flatten(annotation: Any) -> set[Any]:
@@ -326,6 +348,17 @@ def write_toml(config: Config) -> str:
     return "\n".join(lines) + "\n"
 
 
+_UNSET = {
+    "net.stem": "large if a size of the input is above 64, else small",
+    "net.rank": "half the channels; of fc+low-rank at most half the outputs",
+    "net.theta": DEFAULT_THETA,
+    "optimizer.factor_lr": "lr / K for a weight that is a product of K operands",
+    "optimizer.factor_decay": "weight_decay",
+    "run.threads": "torch's own",
+}
+"""What a key that is not set comes to, where that is not nothing."""
+
+
 def describe_keys(config: Config) -> str:
     """Every key with its value here, and what it may be; keys that are not set are commented out."""
     lines = ["# Every key, with the value that this command would use; set any with --set TABLE.KEY=VALUE."]
@@ -333,15 +366,44 @@ def describe_keys(config: Config) -> str:
         lines += ["", f"[{table}]  # {(type(section).__doc__ or '').strip()}"]
         for key, field in type(section).model_fields.items():
             value = getattr(section, key)
-            kinds = str(field.annotation).replace("typing.", "").replace("<class '", "").replace("'>", "")
-            kinds = re.sub(r"Annotated\[(\w+), .*?\)\]", r"\1", kinds)  # a list of numbers with limits
             if key == "options":
                 continue
-            line = f"{key} = {_as_toml(value)}" if value is not None else f"# {key} = (not set)"
-            lines.append(f"{line:<36}# {kinds}")
+            line = f"{key} = {_as_toml(value)}" if value is not None else _describe_unset(config, table, key)
+            lines.append(f"{line:<36} # {_name_type(field.annotation)}")
     if config.data.options:
         lines += ["", "[data.options]", *(f"{key} = {_as_toml(value)}" for key, value in config.data.options.items())]
     return "\n".join(lines)
+
+
+def _describe_unset(config: Config, table: str, key: str) -> str:
+    """A key that is not set, as a comment with what it comes to."""
+    default = _UNSET.get(f"{table}.{key}")
+    if table == "net" and key != "stem":
+        try:
+            refuse_unused(config.net.head, {key: "anything"})
+        except TensorDropoutError:
+            return f"# {key}: not of the head {config.net.head}"
+        default = inspect.signature(build_net).parameters[key].default if default is None else default
+    shown = default if isinstance(default, str) else _as_toml(default)
+    return f"# {key} = (not set)" if default is None else f"# {key} = (not set: {shown})"
+
+
+def _name_type(annotation: Any) -> str:
+    """A type as one would write it, without its limits.
+
+    Example:
+        >>> _name_type(list[Annotated[int, Field(ge=1)]]), _name_type(Literal["all"] | None)
+        ('list[int]', "'all' | none")
+    """
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is None:
+        return "none" if annotation is type(None) else annotation.__name__
+    if origin is Annotated:
+        return _name_type(parts[0])
+    inner = [repr(part) if isinstance(part, str) else _name_type(part) for part in parts]
+    return (
+        " | ".join(inner) if origin in (Union, types.UnionType, Literal) else f"{origin.__name__}[{', '.join(inner)}]"
+    )
 
 
 def _as_toml(value: Any) -> str:

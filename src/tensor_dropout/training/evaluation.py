@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch.nn import functional as F
 from tensor_dropout.data.base import Data, Split
 from tensor_dropout.data.batches import Batches
 from tensor_dropout.layers.regression import randomized_layers
-from tensor_dropout.prediction import predict
+from tensor_dropout.prediction import evaluating, predict
 from tensor_dropout.training.step import autocast
 
 MAIN_METRIC = {"classification": "accuracy", "regression": "mae"}
@@ -49,7 +51,7 @@ def evaluate(
     """Run a network in ``eval`` mode over a split.
 
     Args:
-        network: takes prepared batches; its mode is put back.
+        network: takes prepared batches; the mode of each of its modules is put back.
         data: the data set.
         split: one of its splits.
         device: where it runs.
@@ -61,12 +63,10 @@ def evaluate(
         uncertainty: also the exact standard deviation over the masks, if the network has tensor dropout.
     """
     device = torch.device(device)
-    was_training = network.training
-    network.eval()
     exact = uncertainty and data.task == "regression" and len(randomized_layers(network)) == 1
     outputs, targets, stds = [], [], []
     kind = torch.float64 if dtype == torch.float64 else torch.float32
-    try:
+    with evaluating(network):
         for x, y in Batches(data, split, batch, device, workers):
             x = x.to(kind)
             if exact:
@@ -78,8 +78,6 @@ def evaluate(
                 with autocast(device, dtype):
                     outputs.append(network(x).float().cpu())
             targets.append(y.cpu())
-    finally:
-        network.train(was_training)
     found, spread = torch.cat(outputs), torch.cat(stds) if stds else None
     if data.task == "regression" and mean is not None and std is not None:
         found = found * std.cpu() + mean.cpu()
@@ -87,11 +85,17 @@ def evaluate(
     return Outcome(found, torch.cat(targets), spread)
 
 
-def summarize(outcome: Outcome, task: str) -> dict[str, float]:
+def summarize(outcome: Outcome, task: str, names: Sequence[str] = ()) -> dict[str, Any]:
     """The numbers of an outcome.
 
     Classification: accuracy and top-5 accuracy in percent, negative log-likelihood, expected calibration error in
-    percent (15 bins). Regression: mean absolute error, root mean squared error, R² and the correlation.
+    percent (15 bins). Regression: mean absolute error, root mean squared error, R² and the correlation; of several
+    targets those over all of them, which say little unless they share a unit, and under "targets" those of each.
+
+    Args:
+        outcome: of :func:`evaluate`.
+        task: of the data.
+        names: of the targets of a regression.
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
@@ -100,7 +104,12 @@ def summarize(outcome: Outcome, task: str) -> dict[str, float]:
     """
     if task == "classification":
         return _summarize_classes(outcome.outputs.double(), outcome.targets)
-    return _summarize_numbers(outcome.outputs.double(), outcome.targets.double().reshape(outcome.outputs.shape))
+    outputs, y = outcome.outputs.double(), outcome.targets.double().reshape(outcome.outputs.shape)
+    found: dict[str, Any] = {**_summarize_numbers(outputs, y)}
+    if len(names) > 1:
+        columns = zip(names, outputs.split(1, dim=1), y.split(1, dim=1), strict=True)
+        found["targets"] = {name: _summarize_numbers(own, true) for name, own, true in columns}
+    return found
 
 
 def _summarize_classes(logits: Tensor, y: Tensor) -> dict[str, float]:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from tensor_dropout.data.base import Data, Split
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.nets.heads import LowRankLinear
 from tensor_dropout.records import describe_environment, write_json
 from tensor_dropout.training.checkpoint import list_checkpoints
 from tensor_dropout.training.config import Config, write_toml
@@ -30,6 +32,9 @@ _FREE = {
 _FREE |= {"data.root", "run.tensorboard", "run.evaluate_every", "run.sharding"}
 """Keys that may change when a run goes on: they do not say what is computed."""
 
+_SKIP = "data.options.skip_unreadable"
+"""May change, too, so that a run which an unreadable file stopped can go on; the record then says so."""
+
 
 class RunFolder:
     """``config.toml``, ``run.json``, ``metrics.jsonl``, ``result.json``, ``predictions.csv``, model and checkpoints.
@@ -43,8 +48,13 @@ class RunFolder:
         self.metrics_path = path / "metrics.jsonl"
         self.model_path = path / "model.safetensors"
 
-    def open(self, config: Config, data: Data) -> None:
+    def open(self, config: Config, data: Data, head: dict[str, Any]) -> None:
         """Begin a run here, or go on with it.
+
+        Args:
+            config: of the run.
+            data: as loaded now.
+            head: from :func:`describe_head`, for the record.
 
         Raises:
             TensorDropoutError: if the folder holds a run with other settings, or on other examples.
@@ -58,7 +68,7 @@ class RunFolder:
             changed = [
                 key
                 for key in settings.keys() | before.keys()
-                if settings.get(key) != before.get(key) and key not in _FREE
+                if settings.get(key) != before.get(key) and key not in _FREE | {_SKIP}
             ]
             if changed:
                 key = sorted(changed)[0]
@@ -68,24 +78,18 @@ class RunFolder:
                     "--out, or delete that one"
                 )
             require_same_examples("train", self.path, record, splits(data))
+            if settings.get(_SKIP) != before.get(_SKIP) and self.result() is None:
+                record["settings"] |= {_SKIP: settings.get(_SKIP, False)}
+                self._write_record(config, record | {"data": describe_data(data)})
             return
         self.path.mkdir(parents=True, exist_ok=True)
-        parts = splits(data)
-        record = {
-            "settings": settings,
-            "data": {
-                "name": data.name,
-                "simulated": data.simulated,
-                "provenance": data.provenance,
-                **({} if data.voxel is None else {"voxel": data.voxel}),
-                "examples": {name: len(part) for name, part in parts.items()},
-                "fingerprints": {name: fingerprint(part) for name, part in parts.items()},
-            },
-            "environment": describe_environment(),
-        }
+        record = {"settings": settings, "head": head, "data": describe_data(data)}
+        self._write_record(config, record | {"environment": describe_environment()})
+
+    def _write_record(self, config: Config, record: dict[str, Any]) -> None:
         with replacing(self.path / "config.toml") as temporary:
             temporary.write_text(write_toml(config), encoding="utf-8")
-        write_json(record_path, record)
+        write_json(self.path / "run.json", record)
 
     def result(self) -> dict[str, Any] | None:
         """What came out, if the run is done."""
@@ -124,29 +128,68 @@ class RunFolder:
             if path.is_file() and path.suffix in (".pt", ".json", ".toml", ".csv", ".safetensors", ".jsonl"):
                 path.unlink(missing_ok=True)
 
-    def write_predictions(self, outcome: Outcome, split: Split, task: str, ridge: Tensor | None = None) -> Path:
-        """One line per example: its name, its target, what the network said and, if it is given, the ridge."""
+    def write_predictions(self, outcome: Outcome, split: Split, data: Data, ridge: Tensor | None = None) -> Path:
+        """One line per example: its name, its target, what the network said and, if it is given, the ridge.
+
+        Of several targets, the columns have their names: ``target_age``, ``predicted_age``.
+        """
         path = self.path / "predictions.csv"
         with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
-            if task == "classification":
+            if data.task == "classification":
                 log_probs = outcome.outputs.double().log_softmax(1)
                 writer.writerow(["name", "target", "predicted", "confidence", "nll"])
                 for name, y, row in zip(split.names, outcome.targets.tolist(), log_probs, strict=True):
                     best = int(row.argmax())
                     writer.writerow([name, y, best, f"{float(row[best].exp()):.6f}", f"{-float(row[y]):.6f}"])
             else:
-                columns = outcome.outputs.shape[1]
-                numbers = [""] if columns == 1 else [f"_{k}" for k in range(columns)]
+                endings = [""] if data.outputs == 1 else [f"_{name}" for name in data.target_names]
                 extras = {"std": outcome.std, "ridge": ridge}
                 given = {name: values for name, values in extras.items() if values is not None}
                 kinds = ("target", "predicted", *given)
-                writer.writerow(["name", *(kind + number for kind in kinds for number in numbers)])
+                writer.writerow(["name", *(kind + ending for kind in kinds for ending in endings)])
                 targets = outcome.targets.reshape(outcome.outputs.shape)
                 parts = [targets, outcome.outputs, *given.values()]
                 for k, name in enumerate(split.names):
                     writer.writerow([name, *(f"{value:.6g}" for part in parts for value in part[k].tolist())])
         return path
+
+
+def describe_head(config: Config, network: Any) -> dict[str, Any]:
+    """The head as it was built, with every default: its rank, init, θ, law, modes and so on, as far as it has them.
+
+    Args:
+        config: of the run.
+        network: of ``build_net``, before training.
+
+    Example:
+        >>> from tensor_dropout.nets import build_net
+        >>> from tensor_dropout.training.config import resolve_config
+        >>> network = build_net("resnet-mini", outputs=10, input_shape=(1, 8, 8), head="trl-cp")
+        >>> describe_head(resolve_config(overrides={"net.head": "trl-cp"}), network)
+        {'name': 'trl-cp', 'rank': 32, 'init': 'pool'}
+    """
+    name, layer = config.net.head, network.fc
+    if isinstance(layer, TensorRegression):
+        built = layer.config()
+        own = {key: built[key] for key in ("init", "theta") if key in built}
+        return {"name": name, "rank": layer.rank, **own, **(built["dropout"] or {})}
+    if isinstance(layer, LowRankLinear):
+        return {"name": name, "rank": len(layer.reduce)}
+    return {"name": name} | ({"drop_rate": network.settings["drop_rate"]} if name == "fc+dropout" else {})
+
+
+def describe_data(data: Data) -> dict[str, Any]:
+    """What the data of a run are, as in ``run.json``."""
+    parts = splits(data)
+    return {
+        "name": data.name,
+        "simulated": data.simulated,
+        "provenance": data.provenance,
+        **({} if data.voxel is None else {"voxel": data.voxel}),
+        "examples": {name: len(part) for name, part in parts.items()},
+        "fingerprints": {name: fingerprint(part) for name, part in parts.items()},
+    }
 
 
 def fingerprint(part: Split) -> str:
@@ -177,7 +220,8 @@ def require_same_examples(what: str, folder: Path, record: dict[str, Any], parts
     """
     known = record["data"].get("fingerprints", {})
     for name, part in parts.items():
-        if name in known and known[name] != fingerprint(part):
+        whole = getattr(part, "whole", None) or part  # the run may have begun before any were left out
+        if name in known and known[name] not in (fingerprint(part), fingerprint(whole)):
             before = record["data"]["examples"][name]
             now = f"{len(part)} instead of {before}" if len(part) != before else "other names or targets"
             raise TensorDropoutError(
@@ -264,5 +308,11 @@ def _describe_run(folder: RunFolder) -> dict[str, Any]:
         "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
         "state": "done" if result else "interrupted" if list_checkpoints(folder.path) else "begun",
         "metric": metric,
-        "test": None if result is None else result.get("test", {}).get(metric),
+        "test": [] if result is None else _list_scores(result.get("test", {}), metric),
     }
+
+
+def _list_scores(found: dict[str, Any], metric: str | None) -> list[float]:
+    """The main number of a part, or that of each target."""
+    numbers = [each.get(metric) for each in found.get("targets", {"": found}).values()]
+    return [number for number in numbers if number is not None]

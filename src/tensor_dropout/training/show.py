@@ -16,6 +16,7 @@ from tensor_dropout.data.base import Data
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.training.config import Config
 from tensor_dropout.training.evaluation import MAIN_METRIC
+from tensor_dropout.training.runs import flatten
 
 _EVERY = 0.5  # seconds between looks at the device
 
@@ -32,6 +33,7 @@ class Reporter:
     def __init__(self, config: Config, data: Data, show: bool) -> None:
         self.config, self.data, self.show = config, data, show
         self.metric = MAIN_METRIC[data.task]
+        self.several = data.task == "regression" and data.outputs > 1
         self.console = Console(file=sys.stderr)
         self.bar: Progress | None = None
         self.done = 0
@@ -89,22 +91,30 @@ class Reporter:
         if look is not None:
             loss, counted = look()
             counted = 100 * counted if self.metric == "accuracy" else counted
-            seen = f"loss {loss:.3f}  {self.metric} {counted:.2f}  {seen}"
+            shown = "" if self.several else f"{self.metric} {counted:.2f}  "
+            seen = f"loss {loss:.3f}  {shown}{seen}"
         self.bar.update(self.task, completed=self.done, seen=seen)
 
     def finish_epoch(self, line: dict[str, Any]) -> None:
         """A line per epoch where there is no bar."""
         if not self.show:
             return
-        validation = line.get("validation", {}).get(self.metric)
-        text = f"epoch {line['epoch']}/{self.config.run.epochs}  loss {line['loss']:.4f}  {self.metric} "
-        text += f"{line[self.metric]:.2f}" + ("" if validation is None else f"  validation {validation:.2f}")
+        text = f"epoch {line['epoch']}/{self.config.run.epochs}  loss {line['loss']:.4f}{self.describe_scores(line)}"
         if self.bar is None:
             self.console.print(f"{text}  {line['seconds']:.1f} s", highlight=False)
         else:
             self.bar.update(
                 self.task, description=f"epoch {line['epoch']}/{self.config.run.epochs}", completed=self.done
             )
+
+    def describe_scores(self, line: dict[str, Any]) -> str:
+        """The main metric in training and validation; of several targets, which may have several units, of each."""
+        found = line.get("validation")
+        if self.several:
+            each = "" if found is None else ", ".join(f"{k} {v[self.metric]:.4g}" for k, v in found["targets"].items())
+            return f"  validation {self.metric}: {each}" if each else ""
+        validation = "" if found is None else f"  validation {found[self.metric]:.2f}"
+        return f"  {self.metric} {line[self.metric]:.2f}{validation}"
 
 
 class Board:
@@ -130,12 +140,9 @@ class Board:
         """The metrics of an epoch."""
         if self.writer is None:
             return
-        for name, value in line.items():
-            numbers = value if isinstance(value, dict) else {"train": value}
-            for part, number in numbers.items():
-                tag = f"{name}/{part}" if isinstance(value, dict) else name
-                if name != "epoch":
-                    self.writer.add_scalar(tag, number, line["epoch"])
+        for key, number in flatten(line).items():
+            if key != "epoch":
+                self.writer.add_scalar(key.replace(".", "/"), number, line["epoch"])
         self.writer.flush()
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class Step:
         with torch.no_grad():
             stored, y = self.fetch(*start)
             x = self.prepare(stored)
-            room = None if self.radius is None else find_room(stored, x, self.radius, self.bounds)
+            room = None if self.radius is None else find_room(stored, self.prepare, self.radius, self.bounds)
             x = x if self.augment is None else self.augment(x)
         x = x.to(self.dtype if self.dtype == torch.float64 else torch.float32, memory_format=self.memory_format)
         if room is not None:
@@ -250,7 +250,7 @@ def find_radius(config: Config, data: Data) -> float | None:
     """The radius of adversarial training in stored units, if it is asked for.
 
     Raises:
-        TensorDropoutError: if the data has no range to take a share of.
+        TensorDropoutError: if the data has no range to take a share of, or its preparation does not say its scale.
     """
     share = config.run.adversarial
     if share is None:
@@ -258,6 +258,11 @@ def find_radius(config: Config, data: Data) -> float | None:
     if data.bounds is None:
         raise TensorDropoutError(
             f"train: run.adversarial is a share of the inputs' range, and {data.name} has none; leave it out"
+        )
+    if not hasattr(data.prepare, "measure"):
+        raise TensorDropoutError(
+            f"train: run.adversarial needs to know how {data.name} scales its inputs, and its preparation "
+            f"{type(data.prepare).__name__} has no method measure; use StandardizeImages or StandardizeChannels"
         )
     return share * (data.bounds[1] - data.bounds[0])
 

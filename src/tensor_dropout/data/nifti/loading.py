@@ -93,6 +93,8 @@ def load_nifti(
     changes = augment_volumes("nifti", augment, pixels=2)
     base = find_root(root)
     columns = [target] if isinstance(target, str) else list(target)
+    if len(set(columns)) < len(columns):
+        raise TensorDropoutError(f"nifti: the targets are {', '.join(columns)}; name each column once")
     found = match_images(base, read_table(base, table, subject, columns), images, missing)
     headers = [read_header(image.path) for image in found]
     dtype = "uint8" if all(header.is_uint8 for header in headers) else "float16"
