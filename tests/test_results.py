@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ sys.path.append(str(ROOT / "tools"))
 PAGES = ["docs/reproduction.md", "docs/brain_age.md"]
 NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic") and (RESULTS / name).is_dir()]
 RUNS = [path.parent for name in NETWORKS for path in sorted((RESULTS / name).glob("*/cell.json"))]
+SHOWN = ("clean", "SNR 4", "SNR 1")
 EVALUATIONS = [path.parent for path in sorted(RESULTS.glob("*/*/**/evaluation.json"))]
 
 
@@ -31,6 +33,24 @@ def test_the_tables_of_a_page_are_what_the_records_say(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert "<!-- table" in text
     assert text == update(text), f"{page} is stale; run: make tables"
+
+
+def test_the_readmes_digits_are_those_of_the_record():
+    heads = json.loads((RESULTS / "digits" / "digits-quick.json").read_text(encoding="utf-8"))["heads"]
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for head in heads.values():
+        shown = [f"{head['accuracy'][noise]['mean']:.1f} ± {head['accuracy'][noise]['std']:.1f}" for noise in SHOWN]
+        sizes = [f"{head[name]:,}" for name in ("parameters_head", "parameters_network")]
+        assert f"| {' | '.join([*shown, *sizes])} |" in text
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/when_to_use.md"])
+def test_accuracies_with_intervals_are_those_of_the_headline_table(page):
+    from write_tables import render
+
+    table = render("headline")
+    for number in re.findall(r"7\d\.\d\d(?: ± 0\.\d\d)?(?= %)", (ROOT / page).read_text(encoding="utf-8")):
+        assert number in table, f"{page}: {number} %"
 
 
 def is_ensemble(recipe):

@@ -22,8 +22,8 @@ ABOUT = (
     "robustness."
 )
 _NOTE = (
-    "Intervals in the footnotes: one network, over images (Wilson); several seeds, over seeds (t). The audit looks at "
-    "the middle radius."
+    "Intervals in the footnotes: one network, over images (Wilson); several seeds, over seeds (t). The audit's verdict "
+    "is about the middle radius; where it compares losses, it also looks at the others."
 )
 
 

@@ -148,6 +148,8 @@ def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] |
         grouped.setdefault(name, []).append(row[metric])
     values = [float(np.mean(own)) for own in grouped.values()]
     low, high = seed_interval(values) if len(values) > 1 else (rows[0]["low"], rows[0]["high"])
+    if metric == "accuracy":  # in %; Student's t knows no limits
+        low, high = max(low, 0.0), min(high, 100.0)
     return {metric: float(np.mean(values)), "low": low, "high": high, "runs": len(rows)}
 
 
