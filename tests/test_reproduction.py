@@ -8,8 +8,13 @@ import math
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +50,7 @@ from tensor_dropout.robustness.intervals import (
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.training import loop
 from tensor_dropout.training.step import Step
+from tensor_dropout.writing import alone_in
 
 runner = CliRunner()
 ROOT = recipes.ROOT
@@ -632,6 +638,7 @@ class Job:
 
     def __init__(self, *, done):
         self.is_done, self.cancelled, self.error = done, 0, None
+        self.job_id = "0"  # a local job's is its process
 
     def exception(self):
         return self.error
@@ -673,9 +680,44 @@ def test_an_interruption_cancels_the_jobs(tmp_path, engine, monkeypatch):
     engine.done = False
     monkeypatch.setattr(sweep.time, "sleep", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        reproduce(tmp_path, "cifar100", workers=3)
+        reproduce(tmp_path, "cifar100", workers=3, cluster="slurm")
     assert [job.cancelled for job in engine.jobs] == [1, 1, 1]
     assert sum(len(unit) for share in engine.shares for unit in share) == 12
+
+
+def test_a_signal_ends_the_workers_too(tmp_path):
+    """In the background of a script, where SIGINT is ignored, and so are submitit's."""
+    pytest.importorskip("submitit")
+    command = [sys.executable, "-m", "tensor_dropout", "reproduce", "cifar100", "--workers", "2", "--device", "cpu"]
+    ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
+    with subprocess.Popen(
+        [*command, "--out", str(tmp_path)], preexec_fn=ignore, stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("cifar100/*/metrics.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    for path in tmp_path.glob(".jobs/*_submitted.pkl"):
+        number = int(path.name.partition("_")[0])
+        deadline = time.monotonic() + 30
+        while Path(f"/proc/{number}").exists() and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert not Path(f"/proc/{number}").exists()
+    assert len(list(tmp_path.glob("cifar100/*/result.json"))) < 12
+
+
+def test_a_run_that_another_process_is_at_is_not_called_failed(tmp_path):
+    [cell] = list_cells("imagenet/fc")
+    folder = tmp_path / cell.experiment / cell.slug
+    with alone_in(folder):
+        assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "missing"
+    assert not (folder / "failed.json").exists()
+    with alone_in(folder):
+        assert "1 are missing: another process is at them" in reproduce(tmp_path, "imagenet/fc")
+    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "done"
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,11 @@ def test_a_preparation_that_does_not_say_its_scale_is_refused(digits):
     assert find_radius(configure(run__adversarial=0.1), digits) == pytest.approx(1.6)
 
 
+def test_a_fixed_scale_never_switches_the_attack_off():
+    room = find_room(torch.zeros(1, 1, 2, 2), StandardizeChannels([4.0], [2.0]), 25.5, (0.0, 255.0))
+    assert room.radius.item() == 12.75
+
+
 def test_an_almost_constant_image_stays(digits):
     stored = digits.train.inputs[:4].clone()
     stored[0], stored[1] = 0, 0

@@ -1,10 +1,14 @@
-"""Progress bars, where ``rich`` (extra ``cli``) is installed and someone is watching."""
+"""Long work: progress bars, where ``rich`` (extra ``cli``) is installed and someone is watching; ending by a signal."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 
 class Advance:
@@ -43,3 +47,23 @@ def show_progress(description: str, total: int) -> Iterator[Advance]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(description, total=total)
         yield Advance(lambda steps: progress.advance(task, steps), lambda what: progress.update(task, description=what))
+
+
+@contextmanager
+def terminating_as_interrupting() -> Iterator[None]:
+    """Inside, SIGTERM raises KeyboardInterrupt, so that a batch system's message is heard as Ctrl-C is.
+
+    Not in a process of torchrun's: one that waits for the others in a collective would not hear it, and not end.
+    """
+    if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.errors import BusyError, TensorDropoutError
 from tensor_dropout.experiments.recipes import Cell
 from tensor_dropout.records import write_json
 from tensor_dropout.version import __version__
@@ -102,7 +102,7 @@ def run_cell(cell: Cell, place: Place) -> str:
     """Run what is missing of a cell; a failure is written down, not raised.
 
     Returns:
-        "done", "failed", or "stale" if it was left alone.
+        "done", "failed", "stale" if it was left alone, or "missing" if another process is at it.
     """
     folder = place.base / cell.experiment / cell.slug
     found = find_cell(cell, place.base)
@@ -125,6 +125,8 @@ def run_cell(cell: Cell, place: Place) -> str:
                     )
         if cell.evaluation is not None:
             evaluate_cell(cell, run, out, place)
+    except BusyError:  # it will be done
+        return "missing"
     except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
         message = str(error) if isinstance(error, TensorDropoutError | OSError) else f"{type(error).__name__}: {error}"
         write_json(folder / "failed.json", {"error": message})

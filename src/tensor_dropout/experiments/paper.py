@@ -78,6 +78,11 @@ def run_cells(
             f"  {count['stale']} records are stale: their recipes were changed since; --rerun-stale runs them again",
             highlight=False,
         )
+    if count["missing"]:
+        console.print(
+            f"  {count['missing']} are missing: another process is at them; the same command looks again",
+            highlight=False,
+        )
     return count["failed"] + count["damaged"]
 
 

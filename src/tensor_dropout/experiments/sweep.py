@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from tensor_dropout.data.base import import_extra
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout.experiments.recipes import Cell
-from tensor_dropout.progress import show_progress
+from tensor_dropout.progress import show_progress, terminating_as_interrupting
 from tensor_dropout.records import handing_on_the_command
 from tensor_dropout.training.processes import choose_device
 
@@ -46,9 +48,10 @@ def run_units(units: list[Unit], place: Place, gpu: str | None = None) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         place = replace(place, device="auto")
-    for unit in units:
-        for cell in unit:
-            run_cell(cell, place)
+    with terminating_as_interrupting():
+        for unit in units:
+            for cell in unit:
+                run_cell(cell, place)
 
 
 def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str = "local", **resources: Any) -> None:
@@ -86,7 +89,7 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
             _wait(jobs, cells, place, advance)
         except KeyboardInterrupt:
             for job in jobs:
-                job.cancel()
+                _stop(job, cluster)
             raise
         died = [job for job in jobs if job.exception() is not None]
         if died:
@@ -106,6 +109,15 @@ def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> Non
         if finished:
             return
         time.sleep(0.5)
+
+
+def _stop(job: Any, cluster: str) -> None:
+    """End a job, whose run is saved first. A local ``cancel`` is a SIGINT, which all that a script starts ignores."""
+    if cluster == "slurm":
+        job.cancel()
+        return
+    with suppress(ProcessLookupError):
+        os.kill(int(job.job_id), signal.SIGTERM)
 
 
 def _choose_resources(cluster: str) -> dict[str, Any]:

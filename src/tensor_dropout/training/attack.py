@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tensor_dropout.data.base import StandardizeImages
+
 
 class Room(NamedTuple):
     """How far an input may be moved, in the unit of prepared inputs, each (B, C, 1, …), or 1 for B or C.
@@ -26,7 +28,7 @@ class Room(NamedTuple):
 def find_room(stored: Tensor, prepare: Any, radius: float, bounds: tuple[float, float]) -> Room:
     """A radius and bounds of stored inputs, as prepared ones have them.
 
-    An input whose contrast is below a tenth of the radius is not moved: prepared by its own contrast, it would be blown
+    An input that is scaled by its own contrast is not moved if that is below a tenth of the radius: it would be blown
     up beyond all others.
 
     Args:
@@ -36,14 +38,14 @@ def find_room(stored: Tensor, prepare: Any, radius: float, bounds: tuple[float, 
         bounds: the smallest and the largest stored value.
 
     Example:
-        >>> from tensor_dropout.data.base import StandardizeImages
         >>> room = find_room(torch.tensor([[[0, 4]]]), StandardizeImages(), 1.0, (0.0, 16.0))
         >>> [each.item() for each in room]
         [0.5, -1.0, 7.0]
     """
     mean, scale = prepare.measure(stored)
     low, high = ((bound - mean) * scale for bound in bounds)
-    return Room(torch.where(radius * scale > 10, 0.0, radius * scale), low, high)
+    reach = radius * scale
+    return Room(torch.where(reach > 10, 0.0, reach) if isinstance(prepare, StandardizeImages) else reach, low, high)
 
 
 def attack(x: Tensor, room: Room, lose: Callable[[Tensor], Tensor]) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tensor_dropout.data import load_data
 from tensor_dropout.data.base import Data, StreamSplit
-from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.errors import BusyError, TensorDropoutError
 from tensor_dropout.files import save
 from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.emission import count_parameters
@@ -77,7 +77,7 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         find_radius(config, data)
         with alone_in(folder) if process.is_first else nullcontext(True) as alone:
             if not alone:
-                raise TensorDropoutError(
+                raise BusyError(
                     f"train: another process is training in {folder}; wait for it, or choose another folder with --out"
                 )
             if process.is_first:
