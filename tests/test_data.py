@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -18,9 +23,14 @@ from tensor_dropout.data.base import (
     deal_folds,
     hold_out,
     import_extra,
+    name_targets,
 )
 from tensor_dropout.data.synthetic import draw_weight
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.training.config import resolve_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Known  # what is not there when the options are read
 
 # By name.
 
@@ -80,9 +90,97 @@ def test_what_is_no_data_set_is_refused(name, loader, message):
     assert "mine" not in DATASETS
 
 
+def test_only_the_same_definition_takes_a_name_again(monkeypatch):
+    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    first = partial(load_ones, n=4)
+    for name, loader, other in (("part", first, partial(load_ones, n=5)), ("short", lambda: 1, lambda: 2)):
+        register_data(name, loader)
+        register_data(name, loader)  # the very same
+        with pytest.raises(TensorDropoutError, match=f"{name!r} is taken by another data set"):
+            register_data(name, other)
+    assert len(load_data("part").train) == 4
+
+
+def make_data(task="classification", outputs=3, part="train", **changes):
+    """Six examples in each part, right but for the changes in one of them."""
+    right = torch.arange(6) % 3 if task == "classification" else torch.zeros(6, outputs)
+    whole = TensorSplit(torch.ones(6, 1, 2, 2), right, [str(i) for i in range(6)])
+    parts = {"train": whole, "validation": None, "test": whole}
+    parts[part] = dataclasses.replace(
+        whole, **{k: v for k, v in changes.items() if k in ("inputs", "targets", "names")}
+    )
+    rest = {k: v for k, v in changes.items() if k not in ("inputs", "targets", "names")}
+    return Data("mine", task, **parts, input_shape=(1, 2, 2), outputs=outputs, **rest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"names": ["a", "b"]}, "the train part has 2 names, 6 targets, 6 inputs; each"),
+        ({"part": "test", "inputs": torch.ones(5, 1, 2, 2)}, "the test part has 6 names, 6 targets, 5 inputs"),
+        ({"targets": torch.arange(6)}, "classes from 0 to 5; with outputs=3 they go from 0 to 2"),
+        ({"targets": torch.arange(6) - 1}, "classes from -1 to 4"),
+        ({"targets": torch.arange(6).int() % 3}, "targets of (6,), torch.int32; classes are (N,) of torch.int64"),
+        ({"targets": torch.zeros(6, 1).long()}, "targets of (6, 1), torch.int64"),
+        ({"inputs": torch.ones(6, 1, 2, 3)}, "inputs of (1, 2, 3) after prepare, and input_shape is (1, 2, 2)"),
+        ({"part": "validation", "targets": torch.zeros(6)}, "the validation part has targets of (6,), torch.float32"),
+        ({"task": "regression", "targets": torch.zeros(6, 2)}, "targets of (6, 2), torch.float32; of a regression"),
+        ({"task": "regression", "outputs": 1, "targets": torch.zeros(6).long()}, "they are (N,) of torch.float32"),
+        (
+            {"task": "regression", "part": "test", "targets": torch.tensor([[0.0] * 3, [0, 0, torch.nan]] * 3)},
+            "the test part has targets that are not finite in 3 of 6 rows, the first in row 1",
+        ),
+        ({"task": "regression", "target": "age, height, age"}, "the targets are age, height, age; give each a name"),
+        ({"task": "both"}, "task must be one of classification, regression, not 'both'"),
+        ({"outputs": 0}, "outputs must be a positive whole number, not 0"),
+        (
+            {"part": "validation", "unknown": [1, 2]},
+            "the unknown part must be a TensorSplit or a StreamSplit, not list",
+        ),
+    ],
+)
+def test_data_of_one_s_own_that_does_not_fit_together_is_refused(monkeypatch, changes, message):
+    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    register_data("mine", lambda: make_data(**changes))
+    with pytest.raises(TensorDropoutError, match="^mine: .*" + re.escape(message)):
+        load_data("mine")
+
+
+@pytest.mark.parametrize(("task", "outputs"), [("classification", 3), ("regression", 1), ("regression", 2)])
+def test_data_of_one_s_own_that_fits_together_is_taken(monkeypatch, task, outputs):
+    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    strange = TensorSplit(torch.ones(2, 1, 2, 2), torch.tensor([-1, -1]), ["x", "y"])
+    register_data("mine", lambda: make_data(task, outputs, unknown=strange))
+    assert load_data("mine").outputs == outputs
+    register_data("row", lambda: make_data("regression", 1, targets=torch.zeros(6)))
+    assert load_data("row").train.targets.shape == (6,)
+
+
+def load_typed(*, shape: tuple[int, int] = (1, 1), folder: Path | None = None, n: int = 3, sizes: Known[int] = ()):
+    """What came in, as names."""
+    part = TensorSplit(torch.ones(n, 1, 2, 2), torch.zeros(n), [f"{shape} {folder!r} {sizes}"] * n)
+    return Data("typed", "regression", part, None, None, (1, 2, 2), outputs=1)
+
+
+def test_options_come_as_the_types_that_a_loader_asks_for(monkeypatch):
+    """TOML, JSON and the command line have no tuples and no paths; one annotation only type checkers know."""
+    known = dict(DATASETS)
+    monkeypatch.setattr("tensor_dropout.data.DATASETS", known)
+    monkeypatch.setattr("tensor_dropout.training.config.DATASETS", known)
+    register_data("typed", load_typed)
+    options = {"shape": [8, 8], "folder": "here", "sizes": ["any"], "n": 2}
+    resolved = resolve_config(overrides={"data.name": "typed", "data.options": options}).data.options
+    assert load_data("typed", **resolved).train.names[0] == f"(8, 8) {Path('here')!r} ['any']"
+    for option, value in {"shape": [8, "8"], "folder": 3, "n": "2"}.items():
+        with pytest.raises(TensorDropoutError, match=rf"data\.options\.{option} is of type .*, got "):
+            resolve_config(overrides={"data.name": "typed", "data.options": {option: value}})
+
+
 def test_targets_without_names_are_numbered():
     part = TensorSplit(torch.ones(1, 1, 2, 2), torch.zeros(1, 2), ["a"])
     assert Data("x", "regression", part, None, None, (1, 2, 2), outputs=2).target_names == ["0", "1"]
+    assert name_targets("age, years", 1) == ["age, years"]  # one column, which has a comma in its name
+    assert name_targets("age, years, height", 2) == ["0", "1"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import tensor_dropout as td
 from tensor_dropout import cli
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.nets import build_net
 from tensor_dropout.robustness.detection import SIGNALS, detect, rank_area
 from tensor_dropout.robustness.outcomes import describe_outcome
@@ -39,6 +40,12 @@ def test_what_is_let_through_is_that_of_scikit_learn():
 def test_low_confidence_means_unknown():
     found = detect({"rest": [0.1, 0.2]}, {"rest": [0.9, 0.8], "entropy": [1.0, 1.0]})
     assert found == {"rest": {"auroc": 100.0, "fpr95": 0.0}}
+
+
+@pytest.mark.parametrize(("known", "unknown"), [([0.1, math.nan], [0.2]), ([0.1], [math.nan]), ([], [0.2])])
+def test_signals_that_are_no_numbers_are_refused(known, unknown):
+    with pytest.raises(TensorDropoutError, match=r"detect: rest of the (known|unknown) inputs has"):
+        detect({"rest": known}, {"rest": unknown})
 
 
 def test_a_very_sure_network_is_still_ranked():

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tensor_dropout import cli
-from tensor_dropout.data import load_data
+from tensor_dropout.data import DATASETS, Data, Source, TensorSplit, load_data
 from tensor_dropout.robustness import apgd, blackbox, intervals, iterated, show, transfer
 from tensor_dropout.robustness.outcomes import read_outcomes
 from training_runs import fork, run, wait
@@ -278,8 +278,22 @@ def test_several_targets_are_told_one_by_one(tmp_path):
     assert re.search(r"clean mae age [\d.]+ \[.*\]; volume_mm3", output)
     assert "width_95_widened" in output
     table = invoke("compare", tmp_path / "out", tmp_path / "out")
-    assert "A 1" in table.output
-    assert "B 2" in table.output
+    assert "A 0" in table.output
+    assert "B 1" in table.output
+
+
+@pytest.mark.parametrize(("target", "names"), [(None, ["0", "1"]), ("a, b", ["a", "b"])])
+def test_a_target_has_one_name_in_all_records(tmp_path, monkeypatch, target, names):
+    def load_pairs() -> Data:
+        x = torch.randn(40, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        part = TensorSplit(x, torch.stack([x.mean((1, 2, 3)), x[:, 0, 0, 0]], 1), [str(i) for i in range(40)])
+        return Data("pairs", "regression", part, None, part, (1, 8, 8), outputs=2, target=target)
+
+    monkeypatch.setitem(DATASETS, "pairs", Source(__name__, "load_pairs", "", load_pairs))
+    run(tmp_path / "run", data__name="pairs", net__head="rtrl-cp", run__epochs=1, run__batch=20)
+    evaluate(tmp_path / "run", tmp_path / "out", *CLEAN, "--noise", "none")
+    trained = json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))["test"]
+    assert list(trained["targets"]) == list(read_record(tmp_path / "out")["summary"]["clean"]["targets"]) == names
 
 
 def test_one_example_of_a_regression_has_no_interval(runs, tmp_path):

@@ -91,6 +91,81 @@ def test_a_picture_whose_white_is_unknown_is_refused(tmp_path, dtype, kind):
         read_input(tmp_path / "a.tif", (3, 16, 16), {})
 
 
+def test_hidden_files_and_folders_are_left_out_and_inner_folders_taken(folder):
+    before = load(folder)
+    inner = folder / "train" / "n02"
+    for name in (".thumb.jpg", ".old/a.png", "more/a.png", "more/deep/b.JPG", "n02_3b.png", "more/.c.png"):
+        (inner / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (20, 20), CLASSES["n02"]).save(inner / name)
+    (inner / "._n02_0.jpg").write_bytes(b"a Mac's note, no picture")
+    (inner / "folder.jpg").mkdir()
+    data = load(folder)
+    new = [f"train/n02/{name}" for name in ("more/a.png", "more/deep/b.JPG", "n02_3b.png")]
+    assert [name for name in data.train.names if name not in new] == before.train.names
+    assert sorted(set(data.train.names) - set(before.train.names)) == new
+    assert data.train.targets.bincount().tolist() == [6, 9, 6]
+    assert len([data.train[i] for i in range(21)]) == 21
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
+@pytest.mark.parametrize("orientation", [*range(1, 9), 99])
+def test_a_picture_is_turned_as_its_exif_orientation_says(tmp_path, name, orientation):
+    stored = np.zeros((24, 48, 3), dtype=np.uint8)
+    stored[:12, :24], stored[12:, 24:] = 255, 128
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    Image.fromarray(stored).save(tmp_path / name, exif=exif, **({"lossless": True} if name == "a.webp" else {}))
+    upright = {
+        2: stored[:, ::-1],
+        3: stored[::-1, ::-1],
+        4: stored[::-1],
+        5: stored.transpose(1, 0, 2),
+        6: np.rot90(stored, -1),
+        7: np.rot90(stored, 2).transpose(1, 0, 2),
+        8: np.rot90(stored),
+    }.get(orientation, stored)
+    found = np.asarray(decode_picture(tmp_path / name)).astype(int)
+    assert found.shape == upright.shape
+    assert np.abs(found - upright).max() < 12
+
+
+def test_damaged_exif_data_do_not_cost_the_picture(tmp_path):
+    picture = Image.new("RGB", (20, 10), (200, 30, 30))
+    picture.save(tmp_path / "a.jpg", exif=b"Exif\0\0no TIFF header")
+    assert decode_picture(tmp_path / "a.jpg").size == (20, 10)
+
+
+@pytest.mark.parametrize("kind", ["RGBA", "LA", "P", "palette", "RGB", "L", "1"])
+def test_what_is_transparent_lies_on_white(tmp_path, kind):
+    """Half of the picture is transparent and black underneath."""
+    grey = np.zeros((10, 20), dtype=np.uint8)
+    grey[:, 10:] = 255 if kind == "1" else 100
+    alpha = Image.fromarray(np.where(grey > 0, 255, 0).astype(np.uint8))
+    picture, options = Image.fromarray(grey), {}
+    if kind in ("RGBA", "LA"):
+        picture = picture.convert(kind)
+        picture.putalpha(alpha)
+    elif kind in ("P", "palette"):
+        picture = picture.convert("RGB").quantize(4)
+        hidden = picture.getpixel((0, 0))
+        options["transparency"] = hidden if kind == "P" else bytes(0 if i == hidden else 255 for i in range(4))
+    else:
+        picture, options["transparency"] = picture.convert(kind), (0, 0, 0) if kind == "RGB" else 0
+    picture.save(tmp_path / "a.png", **options)
+    found = np.asarray(decode_picture(tmp_path / "a.png"))
+    assert (found[:, :10] == 255).all()
+    assert (found[:, 10:] == grey[:, 10:, None]).all()
+
+
+def test_half_transparent_pixels_are_mixed_with_white_and_opaque_ones_kept(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 4), dtype=np.uint8)
+    pixels[8:, :, 3] = 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    found, share = np.asarray(decode_picture(tmp_path / "a.png")).astype(float), pixels[..., 3:] / 255
+    assert np.array_equal(found[8:], pixels[8:, :, :3])
+    assert np.abs(found - (share * pixels[..., :3] + (1 - share) * 255)).max() <= 1
+
+
 def test_training_crops_and_flips_at_random_and_repeats_under_a_seed(folder):
     gradient = np.broadcast_to(np.arange(80, dtype=np.uint8)[None, :, None] * 3, (40, 80, 3))
     Image.fromarray(np.ascontiguousarray(gradient)).save(folder / "train" / "n01" / "n01_0.png")

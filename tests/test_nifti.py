@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils.data import DataLoader
 from tensor_dropout.data import StreamSplit, TensorSplit, load_data
 from tensor_dropout.data.nifti import cache as module
 from tensor_dropout.data.nifti import read_input
+from tensor_dropout.data.nifti.scans import find_place, find_row
 from tensor_dropout.data.nifti.volumes import resample_volume
 from tensor_dropout.errors import TensorDropoutError
 
@@ -147,6 +149,50 @@ def test_derivatives_and_hidden_folders_are_left_out(flat):
     assert len(all_names(load(flat, images="derivatives/*.nii.gz", missing="skip", test=0, validation=0))) == 1
 
 
+PEOPLE = [f"{i}" for i in range(1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("layout", "stranger"),
+    [
+        ("{}_1_T1.nii.gz", "99_1_T1.nii.gz"),  # visit 1, not person 1
+        ("sub-{}_run-1_T1w.nii.gz", "sub-99_1_T1w.nii.gz"),
+        ("{}/1/T1.nii.gz", "99/1/T1.nii.gz"),
+        ("sub-{}/anat/T1.nii.gz", "sub-99/1/T1.nii.gz"),
+        ("1/{}_T1.nii.gz", "1/99_T1.nii.gz"),
+        ("sub-{0}/anat/sub-{0}_T1w.nii.gz", "sub-1/anat/sub-99_T1w.nii.gz"),
+    ],
+)
+def test_a_scan_of_nobody_in_the_table_gets_nobodys_age(tmp_path, layout, stranger):
+    write_table(tmp_path, ["participant_id\tage", *(f"{i}\t{20 + 5 * int(i)}" for i in PEOPLE)])
+    for i in PEOPLE:
+        write_volume(tmp_path / layout.format(i), make_volume(int(i)))
+    data = load(tmp_path, test=0, validation=0)
+    expected = {layout.format(i).removesuffix(".nii.gz"): 20 + 5 * int(i) for i in PEOPLE}
+    assert dict(zip(data.train.names, data.train.targets.tolist(), strict=True)) == expected
+    write_volume(tmp_path / stranger, make_volume(99))
+    with pytest.raises(TensorDropoutError, match=f"1 images without a row in the table: {stranger}"):
+        load(tmp_path)
+    assert load(tmp_path, missing="skip", test=0, validation=0).train.names == data.train.names
+
+
+def test_a_name_may_be_all_of_a_file_name_or_a_folder(tmp_path):
+    rows = {("IXI_07", ""): 60.0, ("8", ""): 61.0}
+    assert find_row(Path("IXI_07.nii.gz"), rows) == ("IXI_07", "")
+    assert find_row(Path("site/8/T1.nii"), rows, 1) == ("8", "")
+    assert find_place([Path("site/8/T1.nii"), Path("site/9/T1.nii")], rows) == 1
+
+
+def test_quotes_in_a_table_with_tabs_are_characters(flat):
+    table, whole = flat / "participants.tsv", all_names(load(flat))
+    lines = table.read_text()
+    table.write_text(lines.replace("sub-03\t29\tF", 'sub-03\t29\t"left handed'))
+    assert all_names(load(flat)) == whole
+    quoted = ["\t".join(f'"{cell}"' for cell in line.split("\t")) for line in lines.splitlines()]  # as R writes it
+    write_table(flat, [*quoted, ""])
+    assert all_names(load(flat)) == whole
+
+
 # Preparation.
 
 
@@ -269,6 +315,62 @@ def test_voxels_that_differ_by_more_than_a_tenth_are_refused_unless_resampled(fl
         with pytest.raises(TensorDropoutError, match=message):
             load(flat, size=SHAPE)
         assert load(flat, size=SHAPE, resample=2.0).input_shape == (1, *SHAPE)
+
+
+def test_a_header_that_states_two_voxel_sizes_is_refused(flat):
+    path = flat / "sub-05_T1w.nii"
+    (flat / "sub-05_T1w.nii.gz").unlink()
+    write_volume(path, make_volume(5))
+    content = path.read_bytes()
+
+    def state(edge):  # bytes 80 to 92 are pixdim[1:4]; the affine stays at 2 mm
+        path.write_bytes(content[:80] + np.full(3, edge, "<f4").tobytes() + content[92:])
+
+    state(2.015)
+    load(flat)
+    state(1)
+    message = r"sub-05_T1w\.nii has voxels of 1×1×1 mm by its pixdim, but of 2×2×2 mm by its affine .*; correct"
+    for options in ({}, {"resample": 4.0}):
+        with pytest.raises(TensorDropoutError, match=message):
+            load(flat, **options)
+        with pytest.raises(TensorDropoutError, match=message):
+            read_input(path, (1, *SHAPE), options)
+
+
+@pytest.mark.parametrize("resample", [None, 1.0])
+def test_brains_that_a_size_cuts_are_warned_of_when_they_are_prepared(flat, resample):
+    write_volume(flat / "sub-07_T1w.nii.gz", make_volume(7, margin=1))  # the others: 6×8×4 voxels of 2 mm
+    scale = 1 if resample is None else 2
+    size, larger = ((scale * x, scale * y, scale * z) for x, y, z in ((6, 10, 5), (8, 10, 6)))
+    message = rf"cuts 1 of 20 brains, sub-07_T1w of \({larger[0]}, .* voxels most; size \({larger[0]}, {larger[1]}, "
+    with pytest.warns(UserWarning, match=message):
+        load(flat, crop="brain", resample=resample, size=size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(flat, crop="brain", resample=resample, size=larger)
+        load(flat, crop="brain", resample=resample)
+
+
+@pytest.mark.parametrize("resample", [None, 1.0])
+def test_a_brain_larger_than_the_networks_box_is_not_cut_silently(tmp_path, resample):
+    path, scale = tmp_path / "new.nii.gz", 1 if resample is None else 2
+    write_volume(path, np.pad(np.ones((10, 22, 10), dtype=np.uint8), 2))
+    options = {"crop": "brain", "resample": resample}
+
+    def read(*size, **more):
+        return read_input(path, (1, *(scale * cells for cells in size)), {**options, **more})
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read(11, 22, 10)
+    with pytest.warns(UserWarning, match=r"new\.nii\.gz.* voxels, the network takes .*; what is outside is cut off"):
+        read(10, 20, 10)
+    with pytest.raises(
+        TensorDropoutError, match=r"the brain of .*new\.nii\.gz.*, the largest that it was trained on; "
+    ):
+        read(10, 19, 10)
+    with pytest.warns(UserWarning, match="cut off"):
+        read(10, 11, 10, size=(10, 11, 10))
 
 
 # Cache.

@@ -484,6 +484,42 @@ def test_a_record_of_another_format_is_damaged_and_says_so(copied, record, tmp_p
     assert "this version reads" in shown.detail
 
 
+@pytest.mark.parametrize("damage", ["null", "NaN", "gone", "no accuracy", "text"])
+def test_one_bad_number_leaves_the_others(copied, tmp_path, damage):
+    base = copied("cifar100")
+    path = base / "cifar100" / "fc-dropout-seed0" / "result.json"
+    result = json.loads(path.read_text("utf-8"))
+    if damage == "gone":
+        del result["test"]
+    elif damage == "no accuracy":
+        del result["test"]["accuracy"]
+    else:
+        result["test"]["accuracy"] = {"null": None, "NaN": float("nan"), "text": "high"}[damage]
+    path.write_text(json.dumps(result), "utf-8")
+    section = section_of("cifar100", base, tmp_path)
+    shown = cell_at(section, "FC + dropout", MINI)
+    assert (shown.text, shown.state) == ("damaged", "damaged")
+    assert shown.detail.startswith("1 of 2 runs: fc-dropout-seed0: result.json has n")
+    assert "delete result.json, and reproduce it again" in shown.detail
+    assert cell_at(section, "FC", MINI).state == "ours"
+
+
+@pytest.mark.parametrize("damage", ["null", "no summary", "no clean"])
+def test_one_bad_number_of_an_evaluation_leaves_the_others(copied, tmp_path, damage):
+    base = copied("imagenet", "imagenet-attacks")
+    path = base / "imagenet-attacks" / "theta-0.7-seed0" / "evaluation.json"
+    record = json.loads(path.read_text("utf-8"))
+    if damage == "null":
+        record["summary"]["attacks"][0]["accuracy"] = None
+    else:
+        del (record if damage == "no summary" else record["summary"])[damage.removeprefix("no ")]
+    path.write_text(json.dumps(record), "utf-8")
+    section = section_of("imagenet-attacks", base, tmp_path)
+    states = [{row[2].state for row in table.rows if row[0].text == MINI} for table in section.tables]
+    assert states == [{"ours"}, {"ours"}, {"damaged"}, {"ours"}]
+    assert "theta-0.7-seed0: evaluation.json has no " in section.tables[2].rows[-1][2].detail
+
+
 def test_records_without_what_they_should_hold(copied):
     base = copied("cifar100")
     first, second = list_cells("cifar100/fc")
@@ -1204,11 +1240,28 @@ def test_folds_are_put_together_person_by_person(tmp_path):
     assert "Randomized CP 2.0 years off on average" in section.figures[0].alt
 
 
+@pytest.mark.parametrize(
+    "content", [None, "", "name,target,predicted\n", "name,target\na,2\n", "name,target,predicted\na,2,old\n"]
+)
+def test_one_damaged_table_of_predictions_leaves_the_others(tmp_path, content):
+    for recipe in ("fc", "rtrl-cp"):
+        forge_people(tmp_path, recipe, lambda age, seed: age + 2)
+    path = min((tmp_path / "mri").glob("rtrl-cp-*")) / "predictions.csv"
+    path.unlink() if content is None else path.write_text(content, "utf-8")
+    section = section_of("mri", tmp_path, tmp_path / "figures", "paper")
+    assert cell_at(section, "FC", FULL).state == "ours"
+    shown = cell_at(section, "Randomized CP", FULL)
+    assert shown.state == "damaged"
+    assert f"{path.parent.name}: predictions.csv " in shown.detail
+    [people] = [row[1] for row in section.tables[1].rows if row[0].text == "Randomized CP"]
+    assert people.detail.startswith("1 seed × 5 folds")  # the one that is whole
+
+
 def test_uncertainty_is_widened_by_what_other_folds_leave_over(tmp_path):
     rng = np.random.default_rng(0)
     errors = {}
     for cell in expand(load_recipe("mri-uncertainty", "cp-exact"), "paper"):
-        folder = forge(cell, tmp_path, evaluation={"summary": {}})
+        folder = forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": 1.0}}})
         outcomes = Outcomes(folder / "outcomes.npz", {})
         outcomes.set_examples(torch.zeros(200), [str(k) for k in range(200)])
         error = rng.normal(0, 5, (200, 1))
@@ -1224,6 +1277,10 @@ def test_uncertainty_is_widened_by_what_other_folds_leave_over(tmp_path):
     assert float(shown[4]) == pytest.approx(math.log(5) + 0.5 * math.log(2 * math.pi) + 0.5, abs=0.03)
     assert shown[6] == "1.25"  # five folds of a quarter of a second
     assert {cell.state for cell in rows[0][1:]} == {"not run"}
+    for damage in (lambda path: path.write_bytes(b"PK"), Path.unlink):
+        damage(folder / "outcomes.npz")
+        rows = section_of("mri-uncertainty", tmp_path, tmp_path, "paper").tables[0].rows
+        assert {cell.state for row in rows for cell in row[1:]} == {"not run", "damaged"}
 
 
 def test_an_ensemble_is_evaluated_after_all_its_members(edit, tmp_path, started):
@@ -1304,12 +1361,16 @@ def test_signals_of_unknown_classes_are_those_of_the_records(tmp_path):
         known = ("rest", "entropy", *(("disagreement", "doubt") if cell.recipe == "rtrl-cp" else ()))
         signals = {name: {"auroc": 80.0 + 2 * cell.seed + k, "fpr95": 50.0} for k, name in enumerate(known)}
         summary = {"clean": {"accuracy": 97.0, "nll": 0.1}, "unknown": {"examples": 9, "signals": signals}}
-        forge(cell, tmp_path, result={"test": {}}, evaluation={"summary": summary})
+        forge(cell, tmp_path, result={"test": {"accuracy": 97.0}}, evaluation={"summary": summary})
     table = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[1]
     fc, cp = table.rows
     assert fc[3].text == cp[3].text == show_number([80.0, 82.0], "", None).text
     assert cp[6].text == show_number([83.0, 85.0], "", None).text
     assert [cell.text for cell in fc[5:]] == ["", ""]  # an FC head has no draws to disagree
+    signals["rest"]["auroc"] = None
+    forge(cell, tmp_path, evaluation={"summary": summary})
+    fc, cp = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[1].rows
+    assert ({each.state for each in fc[1:5]}, {each.state for each in cp[1:]}) == ({"ours"}, {"damaged"})
 
 
 def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
@@ -1326,7 +1387,7 @@ def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
             for size in (1, 5)
             for kind in (("rank",) if cell.recipe == "nested" else ("low-rank", "pruned"))
         ] + [{"kind": "whole", "size": 0, "parameters": 99, "accuracy": 9}]
-        evaluation = None if cell.evaluation is None else {"summary": {"heads": heads}}
+        evaluation = None if cell.evaluation is None else {"summary": {"clean": {"accuracy": 9}, "heads": heads}}
         forge(cell, tmp_path, result=result, evaluation=evaluation)
     section = section_of("beyond-sizes", tmp_path, tmp_path / "figures")
     rows = [tuple(cell.text for cell in row) for row in section.tables[1].rows]
@@ -1341,7 +1402,8 @@ def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
 
 def test_the_cost_of_a_search_counts_failed_trials(tmp_path):
     first, second = [cell for cell in list_cells("beyond-search") if cell.recipe == "fc"]
-    forge(first, tmp_path, result={"validation": {"accuracy": 50.0}, "seconds": 12.4, "compression_ratio": None})
+    scores = {"validation": {"accuracy": 50.0}, "test": {"accuracy": 40.0}}
+    forge(first, tmp_path, result={**scores, "seconds": 12.4, "compression_ratio": None})
     write_json(forge(second, tmp_path) / "failed.json", {"error": "not finite"})
     table = section_of("beyond-search", tmp_path, tmp_path / "figures").tables[-1]
     assert table.caption == f"What the search cost, {MINI}"
@@ -1368,7 +1430,7 @@ def test_a_row_of_another_rows_networks_has_its_clean_accuracy_and_no_size(tmp_p
 def test_an_ensemble_by_itself_is_not_stale(tmp_path):
     cells = paper.list_cells("mri-uncertainty/fc-ensemble", "paper")
     for cell in cells:
-        forge(cell, tmp_path, evaluation={"summary": {}})
+        forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": 1.0}}})
     [runs] = [
         runs for runs in find_runs("mri-uncertainty", {"paper": tmp_path}, "paper") if "ensemble" in runs.recipe.name
     ]

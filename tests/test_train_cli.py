@@ -24,8 +24,9 @@ import tensor_dropout as td
 from tensor_dropout import cli
 from tensor_dropout.cli.predict import format_uncertain
 from tensor_dropout.data import load_data
+from tensor_dropout.records import write_json
 from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.runs import data_options, list_runs
+from tensor_dropout.training.runs import RunFolder, data_options, list_runs
 from tensor_dropout.training.sampling import Feed, Sampler
 from tensor_dropout.writing import alone_in
 from training_runs import read_metrics, read_weights, run_forked
@@ -576,6 +577,21 @@ def test_several_targets_are_all_predicted(scans, tmp_path):
     assert "name each column once" in fail("train", "--data", "nifti", "--target", "age,age", *command)
 
 
+def test_a_column_with_a_comma_in_its_name_is_predicted(scans, tmp_path):
+    table = (scans / "participants.tsv").read_text().replace("height", "age, years")
+    (scans / "commas.tsv").write_text(table)
+    options = ["--set", 'data.options.target=["age, years"]', "--set", "data.options.table=commas.tsv"]
+    command = ["--data", "nifti", "--root", scans, "--net", "resnet-mini", "--epochs", 1, "--batch", 6]
+    train(tmp_path / "run", *command, *options)
+    row = read_predictions(tmp_path / "run")[0]
+    scan = scans / f"{row['name']}.nii.gz"
+    result = invoke("predict", scan, "--model", tmp_path / "run", "-o", tmp_path / "out.csv")
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "out.csv").open() as file:
+        (predicted,) = csv.DictReader(file)
+    assert float(predicted["age, years"]) == pytest.approx(float(row["predicted"]), abs=0.1)
+
+
 def test_a_network_in_float64_is_asked_too(scans, tmp_path):
     train(tmp_path / "run", "--data", "nifti", "--root", scans, *SCANS, "--epochs", 1, "--set", "run.precision=float64")
     row = read_predictions(tmp_path / "run")[0]
@@ -646,6 +662,41 @@ def test_ls_leaves_out_what_cannot_be_read(digits, tmp_path):
     assert list_runs(tmp_path) == []
 
 
+@pytest.mark.parametrize("content", ["", '{"settings"', "[]", "{}"])
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [("run.json", "delete it and give the settings of this run again"), ("result.json", "delete it and give the same")],
+)
+def test_a_damaged_record_says_what_to_delete(tmp_path, name, advice, content):
+    command = ["train", *QUIET, "--data", "digits", "--head", "fc", "--epochs", 1, "--out", tmp_path]
+    assert invoke(*command).exit_code == 0
+    before = read_result(tmp_path)
+    (tmp_path / name).write_text(content)
+    line = fail(*command)
+    assert line.startswith(f"Error: {tmp_path / name} is damaged")
+    assert advice in line
+    (tmp_path / name).unlink()
+    assert invoke(*command).exit_code == 0
+    assert read_result(tmp_path)["test"] == before["test"]
+
+
+def test_metrics_that_end_in_bytes_of_no_text_are_cut_there(digits, tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.metrics_path.write_bytes(b'{"epoch": 1}\n{"epoch": 2}\n\xff\xfe\x00')
+    assert folder.metrics() == [{"epoch": 1}, {"epoch": 2}]
+    folder.rewind(1)
+    assert folder.metrics_path.read_text() == '{"epoch": 1}\n'
+
+
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr("tensor_dropout.writing.fsync", lambda number: done.append(("fsync", os.fstat(number).st_size)))
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
+    write_json(tmp_path / "record.json", {"a": 1})
+    assert done == [("fsync", len((tmp_path / "record.json").read_bytes())), "replace"]
+
+
 def test_folds_have_folders_of_their_own():
     from tensor_dropout.cli.train import _name_folder
     from tensor_dropout.training.config import resolve_config
@@ -706,13 +757,19 @@ def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "No module named 'mine'"), ("x = 1\ny = 1 / 0\n", "mine.py, line 2")]
+    ("text", "message"),
+    [
+        (None, "No module named 'mine'"),
+        ("x = 1\ny = 1 / 0\n", "mine.py, line 2"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
 )
 def test_a_module_that_cannot_be_imported_is_named(tmp_path, monkeypatch, text, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     line = fail("--import", "mine", "ls", tmp_path)
     assert line.startswith("Error: --import mine: ")
     assert message in line

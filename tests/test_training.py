@@ -358,6 +358,24 @@ def test_an_input_that_is_no_number(tmp_path, digits):
     assert finite(state)
 
 
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_held_out_input_that_is_no_number_is_said_before_the_training(digits, part):
+    inputs = digits.test.inputs.float()
+    inputs[3, 0, 2, 2] = float("inf")
+    bad = TensorSplit(inputs, digits.test.targets, digits.test.names)
+    with pytest.raises(TensorDropoutError, match=f"the input of '{bad.names[3]}' in the {part} part is not finite"):
+        loop.check_held_out(dataclasses.replace(digits, **{part: bad}))
+    loop.check_held_out(digits)
+
+
+def test_outputs_that_are_no_numbers_are_said_with_their_part(tmp_path, digits):
+    inputs = digits.test.inputs.float()
+    inputs[3, 0, 2, 2] = float("nan")
+    data = dataclasses.replace(digits, test=TensorSplit(inputs, digits.test.targets, digits.test.names))
+    with pytest.warns(UserWarning, match=f"the test part are not finite, the first for '{data.test.names[3]}'"):
+        make_trainer(tmp_path, data, run__epochs=1).run()
+
+
 class Trap(nn.Module):
     """From its fifth pass on, the loss is a number and its gradient is none: the slope of a root at 0."""
 

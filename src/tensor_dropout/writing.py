@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from os import fsync
 from pathlib import Path
 
 try:
@@ -86,6 +87,8 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         temporary.chmod(mode)  # some writers make private files
+        with open(temporary, "rb+") as file:
+            fsync(file.fileno())  # or the new name may reach the disk before what it names
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -78,7 +78,7 @@ def _import(module: str) -> None:
         sys.path.insert(0, "")  # a file in the current folder, as for python -m
     try:
         importlib.import_module(module)
-    except Exception as error:  # a user's module may raise anything
+    except (Exception, SystemExit) as error:  # a user's module may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place.filename.startswith("<") else f" ({place.filename}, line {place.lineno})"
         raise TensorDropoutError(f"--import {module}: {type(error).__name__}: {error}{where}") from error

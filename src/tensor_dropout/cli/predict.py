@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tensor_dropout.cli.failures import report_failure
 from tensor_dropout.data import DATASETS
+from tensor_dropout.data.base import name_targets
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.explanation import explain
 from tensor_dropout.figures import require_matplotlib
@@ -322,12 +323,15 @@ def _open_run(run: Path) -> _Trained:
         )
     module = importlib.import_module(DATASETS[name].module)
     path = run / "model.safetensors"
-    targets = (result["target"] or "target").split(", ") if result["task"] == "regression" else None
+    network: Any = load(path).eval()
+    targets = (
+        name_targets(result.get("target"), network.settings["outputs"]) if result["task"] == "regression" else None
+    )
     return _Trained(
         data=name,
         module=module,
         options=options,
-        network=load(path).eval(),
+        network=network,
         targets=targets,
         units=_find_units(settings.get("data.root"), options.get("table"), targets or []),
         classes=result.get("classes"),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Union, cast, get_args, get_origin
 
-from tensor_dropout.data.base import Data, Split, StreamSplit, TensorSplit
+from tensor_dropout.data.base import Data, Split, StreamSplit, TensorSplit, check_data
 from tensor_dropout.errors import TensorDropoutError
 
 __all__ = [
@@ -98,7 +99,8 @@ def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> 
     Args:
         name: the name; those of the built-in data sets are taken.
         loader: a function that returns :class:`Data`. Its keyword arguments are the options (``data.options``), checked
-            by their annotations and explained by its docstring; if it has ``root`` or ``seed``, it is given them.
+            by their annotations and explained by its docstring; if it has ``root`` or ``seed``, it is given them. A
+            list comes as a tuple, and a text as a Path, where the annotation says so.
         summary: one line about it.
 
     Raises:
@@ -125,10 +127,17 @@ def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> 
                 f"register_data: the arguments of the loader of {name!r} are options with names, got {parameter}"
             )
     module, function = getattr(loader, "__module__", ""), getattr(loader, "__qualname__", type(loader).__qualname__)
-    before = DATASETS.get(name)
-    if name in _BUILT_IN or (before is not None and (before.module, before.loader) != (module, function)):
+    source = Source(module, function, summary, loader)
+    if name in _BUILT_IN or not _is_again(source, DATASETS.get(name, source)):
         raise TensorDropoutError(f"register_data: the name {name!r} is taken by another data set; choose another one")
-    DATASETS[name] = Source(module, function, summary, loader)
+    DATASETS[name] = source
+
+
+def _is_again(source: Source, before: Source) -> bool:
+    """Whether a loader is the one before, or its definition was run again: then it has a name, and the same."""
+    named = hasattr(source.function, "__qualname__") and "<lambda>" not in source.loader  # a partial has none
+    same = (source.module, source.loader) == (before.module, before.loader)
+    return source.function is before.function or (named and same)
 
 
 def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **options: Any) -> Data:
@@ -141,8 +150,8 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
         **options: see :func:`describe_options`.
 
     Raises:
-        TensorDropoutError: if the name or an option is unknown (the message has the nearest one), or files are missing
-            or damaged.
+        TensorDropoutError: if the name or an option is unknown (the message has the nearest one), files are missing or
+            damaged, or the parts of a registered data set do not fit together.
 
     Example:
         >>> data = load_data("synthetic", shape=(4, 4), rank=2, n=50)
@@ -162,10 +171,14 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
         raise TensorDropoutError(f"{name}: it has no files, so it takes no root; leave root={str(root)!r} out")
     if "seed" in parameters:
         options["seed"] = seed
+    kinds = read_types(name)
+    options = {option: _as_annotated(value, kinds[option]) for option, value in options.items()}
     try:
         data = loader(**options)
         if not isinstance(data, Data):
             raise TensorDropoutError(f"{name}: its loader must return tensor_dropout.data.Data, got {data!r}")
+        if source.function is not None:
+            check_data(data)
         return data
     except TensorDropoutError:
         raise
@@ -193,6 +206,46 @@ def describe_options(name: str) -> dict[str, Option]:
         for parameter in inspect.signature(loader).parameters.values()
         if parameter.name not in ("root", "seed")
     }
+
+
+def read_types(name: str) -> dict[str, Any]:
+    """The annotation of every argument of a data set's loader; Any where there is none that can be looked up.
+
+    Example:
+        >>> read_types("digits")["augment"]
+        <class 'bool'>
+    """
+    loader = _find_source(name).import_loader()
+    known = getattr(inspect.unwrap(loader), "__globals__", {})
+    found = {}
+    for parameter in _read_parameters(loader).values():
+        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+        if isinstance(annotation, str):
+            try:
+                annotation = eval(annotation, known)  # as inspect does, but one that fails leaves the others
+            except Exception:  # a name that only type checkers know, for example
+                annotation = Any
+        found[parameter.name] = annotation
+    return found
+
+
+def _read_parameters(loader: Callable[..., Data]) -> Mapping[str, inspect.Parameter]:
+    """The arguments, with their annotations looked up if all of them can be."""
+    try:
+        return inspect.signature(loader, eval_str=True).parameters
+    except Exception:  # an annotation may be anything
+        return inspect.signature(loader).parameters
+
+
+def _as_annotated(value: Any, annotation: Any) -> Any:
+    """A list as a tuple, or a text as a path, where the loader asks for that: TOML and JSON have neither."""
+    union = get_origin(annotation) in (Union, types.UnionType)
+    kinds = {get_origin(part) or part for part in (get_args(annotation) if union else (annotation,))}
+    if isinstance(value, list) and tuple in kinds and list not in kinds:
+        return tuple(value)
+    if isinstance(value, str) and Path in kinds and str not in kinds:
+        return Path(value)
+    return value
 
 
 def _name_type(parameter: inspect.Parameter) -> str:

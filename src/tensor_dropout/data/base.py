@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -133,9 +134,23 @@ class Data:
 
     @property
     def target_names(self) -> list[str]:
-        """The name of each output of a regression; numbers where ``target`` does not name them all."""
-        names = (self.target or "target").split(", ")
-        return names if len(names) == self.outputs else [str(k) for k in range(self.outputs)]
+        """The name of each output of a regression."""
+        return name_targets(self.target, self.outputs)
+
+
+def name_targets(target: str | None, outputs: int) -> list[str]:
+    """The name of each output of a regression; numbers, from 0 on, where ``target`` does not name them all.
+
+    Args:
+        target: as in :class:`Data`; one output has all of it as its name.
+        outputs: their number.
+
+    Example:
+        >>> name_targets("age, height", 2), name_targets("age, years", 1), name_targets(None, 2)
+        (['age', 'height'], ['age, years'], ['0', '1'])
+    """
+    names = [target or "target"] if outputs == 1 else (target or "").split(", ")
+    return names if len(names) == outputs else [str(k) for k in range(outputs)]
 
 
 # From stored numbers to network inputs.
@@ -275,6 +290,79 @@ def split_tensors(whole: TensorSplit, *rows: Tensor) -> list[Any]:
         else None
         for part in rows
     ]
+
+
+# A data set of the user's.
+
+
+def check_data(data: Data) -> None:
+    """Refuse parts that do not fit together, and targets that no loss can take; of the inputs, one is prepared.
+
+    Raises:
+        TensorDropoutError: with the name of the data set and of the part.
+    """
+    if data.task not in get_args(Task):
+        raise TensorDropoutError(f"{data.name}: task must be one of {', '.join(get_args(Task))}, not {data.task!r}")
+    require_positive(data.name, "outputs", data.outputs)
+    if data.task == "regression" and len(set(data.target_names)) < data.outputs:
+        raise TensorDropoutError(f"{data.name}: the targets are {data.target}; give each a name of its own")
+    parts = {"train": data.train, "validation": data.validation, "test": data.test, "unknown": data.unknown}
+    for name, part in parts.items():
+        if part is None and name != "train":
+            continue
+        what = f"{data.name}: the {name} part"
+        if not isinstance(part, TensorSplit | StreamSplit):
+            raise TensorDropoutError(f"{what} must be a TensorSplit or a StreamSplit, not {type(part).__name__}")
+        _check_rows(what, part)
+        if name != "unknown":  # of classes that there are no outputs for
+            _check_targets(what, part.targets, data)
+        if isinstance(part, TensorSplit) and len(part):
+            _check_shape(what, part, data)
+
+
+def _check_rows(what: str, part: Split) -> None:
+    """As many names as targets and inputs."""
+    counts = {"names": len(part.names), "targets": len(part.targets)}
+    if isinstance(part, TensorSplit):
+        counts["inputs"] = len(part.inputs)
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        raise TensorDropoutError(f"{what} has {said}; each example needs one of each")
+
+
+def _check_targets(what: str, targets: Tensor, data: Data) -> None:
+    """Classes that there are outputs for, or finite numbers."""
+    shape = tuple(targets.shape)
+    if data.task == "classification":
+        if targets.dtype != torch.int64 or targets.ndim != 1:
+            raise TensorDropoutError(f"{what} has targets of {shape}, {targets.dtype}; classes are (N,) of torch.int64")
+        if len(targets) and (targets.min() < 0 or targets.max() >= data.outputs):
+            raise TensorDropoutError(
+                f"{what} has classes from {int(targets.min())} to {int(targets.max())}; with outputs={data.outputs} "
+                f"they go from 0 to {data.outputs - 1}"
+            )
+        return
+    if not targets.is_floating_point() or math.prod(shape[1:]) != data.outputs or targets.ndim > 2:
+        raise TensorDropoutError(
+            f"{what} has targets of {shape}, {targets.dtype}; of a regression with outputs={data.outputs} they are "
+            f"{'(N,)' if data.outputs == 1 else f'(N, {data.outputs})'} of torch.float32"
+        )
+    bad = (~torch.isfinite(targets)).reshape(len(targets), -1).any(1)
+    if bad.any():
+        raise TensorDropoutError(
+            f"{what} has targets that are not finite in {int(bad.sum())} of {len(bad)} rows, the first in row "
+            f"{int(bad.int().argmax())}; leave these examples out"
+        )
+
+
+def _check_shape(what: str, part: TensorSplit, data: Data) -> None:
+    """That of the first input, prepared."""
+    with torch.no_grad():
+        shape = tuple(data.prepare(part.inputs[:1]).shape[1:])
+    if shape != tuple(data.input_shape):
+        raise TensorDropoutError(
+            f"{what} has inputs of {shape} after prepare, and input_shape is {tuple(data.input_shape)}; make them equal"
+        )
 
 
 # Checks that several data sets share.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,6 +51,9 @@ def load_imagefolder(
     skip_unreadable: bool = False,
 ) -> Data:
     """Pictures of any size: ``train`` to learn from, ``val`` to test on.
+
+    Pictures in folders inside of a class's belong to that class; hidden files and folders are left out. A picture is
+    turned as its EXIF orientation says, and what is transparent lies on white.
 
     Args:
         root: the folder that holds ``train`` and ``val``.
@@ -161,12 +165,22 @@ def list_pictures(folder: Path, classes: list[str]) -> tuple[list[str], Tensor]:
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(file for file in os.listdir(folder / name) if file.lower().endswith(SUFFIXES))
+        found = sorted(find_pictures(folder / name))
         if not found:
             raise TensorDropoutError(f"imagefolder: {folder / name} has no picture ({', '.join(SUFFIXES)}). {LAYOUT}")
         files += [f"{folder.name}/{name}/{file}" for file in found]
         labels += [label] * len(found)
     return files, torch.tensor(labels)
+
+
+def find_pictures(folder: Path) -> Iterator[str]:
+    """The pictures in it and in folders inside of it, relative to it; without what is hidden."""
+    for place, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside = [*Path(place).relative_to(folder).parts, ""]
+        for file in files:
+            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
+                yield "/".join(inside) + file
 
 
 def keep_readable(root: Path, files: list[str], targets: Tensor) -> tuple[list[str], Tensor]:
@@ -305,7 +319,9 @@ class PictureStream(StreamSplit):
 
 
 def decode_picture(path: Path) -> Image:
-    """A picture as 8-bit RGB; one of 16 bits is divided by 257, so that its white, 65,535, becomes 255.
+    """A picture as 8-bit RGB, turned as its EXIF orientation says; what is transparent lies on white.
+
+    One of 16 bits is divided by 257, so that its white, 65,535, becomes 255.
 
     Raises:
         ValueError: if its numbers have no known white.
@@ -314,12 +330,49 @@ def decode_picture(path: Path) -> Image:
     from PIL import Image
 
     with Image.open(path) as file:
-        if file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM")):  # both have 16 bits
-            return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8)).convert("RGB")
-        if file.mode in ("I", "F"):
+        if file.mode in ("I", "F") and not _has_16_bits(file):
             kind = "32-bit whole" if file.mode == "I" else "floating-point"
             raise ValueError(f"its pixels are {kind} numbers, whose white is unknown; save it with 8 or 16 bits")
+        return _turn(_convert(file), file)
+
+
+def _has_16_bits(file: Image) -> bool:
+    return file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM"))
+
+
+def _convert(file: Image) -> Image:
+    """As 8-bit RGB; ``convert("RGB")`` alone would show the colour that transparent pixels have stored."""
+    from PIL import Image
+
+    if _has_16_bits(file):
+        return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8)).convert("RGB")
+    if not file.has_transparency_data:
         return file.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", file.size, "white"), file.convert("RGBA")).convert("RGB")
+
+
+def _turn(picture: Image, file: Image) -> Image:
+    """The picture upright, by the EXIF orientation of the file that it was decoded from (TIFF's are turned already).
+
+    Not by ``ImageOps.exif_transpose``, which fails where the rest of the EXIF data is damaged.
+    """
+    from PIL import ExifTags
+    from PIL.Image import Transpose
+
+    try:
+        orientation = file.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # damaged: the pixels are sound
+        return picture
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return picture.transpose(turns[orientation]) if orientation in turns else picture
 
 
 def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:

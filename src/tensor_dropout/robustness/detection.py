@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from tensor_dropout.errors import TensorDropoutError
+
 SIGNALS = {
     "rest": "1 − confidence",
     "entropy": "entropy",
@@ -28,6 +30,9 @@ def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, di
         By signal, in percent: ``auroc`` (50 is a coin) and ``fpr95``, the unknown inputs that are let through when 95 %
         of the known ones are.
 
+    Raises:
+        TensorDropoutError: if a signal has no numbers, or NaN.
+
     Example:
         >>> detect({"rest": [0.1, 0.2, 0.3, 0.4]}, {"rest": [0.25, 0.7]})
         {'rest': {'auroc': 75.0, 'fpr95': 50.0}}
@@ -36,6 +41,12 @@ def detect(known: Mapping[str, Any], unknown: Mapping[str, Any]) -> dict[str, di
     for name in SIGNALS:
         if name in known and name in unknown:
             low, high = (np.asarray(part[name], np.float64) for part in (known, unknown))
+            for part, values in (("known", low), ("unknown", high)):
+                if not len(values) or np.isnan(values).any():
+                    raise TensorDropoutError(
+                        f"detect: {name} of the {part} inputs has {int(np.isnan(values).sum())} NaN among "
+                        f"{len(values)} numbers; leave such inputs out, at least one must stay"
+                    )
             let_through = float((high <= np.quantile(low, 0.95)).mean())
             found[name] = {"auroc": 100 * rank_area(low, high), "fpr95": 100 * let_through}
     return found

@@ -152,7 +152,7 @@ def evaluate_run(
             norm=settings.norm,
             declared_random=mode != "mean",
             randomized=target.is_randomized(examples.x),
-            targets=[] if data.target is None else data.target.split(", "),
+            targets=data.target_names if data.task == "regression" else (),
         ),
     }
     write_json(folder / "evaluation.json", written)

@@ -43,7 +43,7 @@ def summarize_evaluation(
         norm: of the adaptive protocol; the paper's is linf, and only beside an adaptive one of linf.
         declared_random: whether the prediction mode says that the network is random.
         randomized: whether it is.
-        targets: the names of a regression's targets; without them they are numbered.
+        targets: the names of a regression's targets; without them they are numbered from 0 on.
 
     Returns:
         ``clean``, ``attacks``, ``worst_case``, ``noise``; where they were asked for also ``audit`` (of the adaptive
@@ -109,7 +109,7 @@ def _measure(outcomes: Outcomes, names: list[str], targets: Sequence[str] = ()) 
     extra = outcomes["validation"]["extra_variance"] if "validation" in outcomes else None
     measured: dict[str, Any] = {**_measure_draws(found, extra), "draws": len(names)}
     if "output" in found[0] and len(columns := list(zip(*map(split_targets, found), strict=True))) > 1:
-        known = targets if len(targets) == len(columns) else [str(t + 1) for t in range(len(columns))]
+        known = targets if len(targets) == len(columns) else [str(t) for t in range(len(columns))]
         extras = [None] * len(columns) if extra is None else np.broadcast_to(extra, len(columns))
         measured["targets"] = {
             name: _measure_draws(column, own) for name, column, own in zip(known, columns, extras, strict=True)

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, model_validator
 
-from tensor_dropout.data import DATASETS, OF_YOUR_OWN, describe_options
+from tensor_dropout.data import DATASETS, OF_YOUR_OWN, describe_options, read_types
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.nets import HEADS, NETS, build_net
 from tensor_dropout.nets.heads import DEFAULT_THETA, check_name, refuse_unused
@@ -193,7 +193,7 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
 def _check_options(data: DataConfig) -> None:
     """Refuse options that the data set does not have, and values of another type."""
     known = describe_options(data.name)
-    types = inspect.signature(DATASETS[data.name].import_loader(), eval_str=True).parameters
+    kinds = read_types(data.name)
     for option, value in data.options.items():
         if option == "target" and option not in known:
             raise TensorDropoutError(
@@ -201,15 +201,24 @@ def _check_options(data: DataConfig) -> None:
             )
         if option not in known:
             raise TensorDropoutError(f"config: data.options.{option} is unknown; {_suggest(option, list(known))}")
-        try:
-            annotation = types[option].annotation
-            TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation).validate_python(
-                value, strict=True
-            )
-        except ValidationError:
-            raise TensorDropoutError(
-                f"config: data.options.{option} is of type {known[option].type}, got {value!r}"
-            ) from None
+        if not _is_of_type(value, kinds[option]):
+            raise TensorDropoutError(f"config: data.options.{option} is of type {known[option].type}, got {value!r}")
+
+
+def _is_of_type(value: Any, kind: Any) -> bool:
+    """Whether a value is of a type as JSON writes it: a list may be a tuple, a text a path.
+
+    Example:
+        >>> _is_of_type([8, 8], tuple[int, int]), _is_of_type("8", int)
+        (True, False)
+    """
+    try:
+        TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError:
+        return False
+    except PydanticUserError:  # a type that pydantic does not know
+        return True
+    return True
 
 
 def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

@@ -125,8 +125,8 @@ def _summarize_classes(logits: Tensor, y: Tensor) -> dict[str, float]:
 
 
 def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
-    """``Σ_b |accuracy_b - confidence_b| · n_b / n`` over equally wide bins of the confidence."""
-    bin_of = (confidence * bins).long().clamp(max=bins - 1)
+    """``Σ_b |accuracy_b - confidence_b| · n_b / n`` over equally wide bins of the confidence; NaN if one is NaN."""
+    bin_of = (confidence.nan_to_num() * bins).long().clamp(max=bins - 1)
     gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_of, (right - confidence).double())
     return float(gap.abs().sum() / len(right))
 

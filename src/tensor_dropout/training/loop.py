@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
@@ -109,10 +110,19 @@ def check_held_out(data: Data) -> None:
 
     They are read at every start of a run that is not done. At 2 ms of a core each, ImageNet's 50,000 pictures take
     100 s over the number of cores; an epoch over its training pictures, which are not read in advance, 25 times that.
+
+    Raises:
+        TensorDropoutError: if one cannot be read, or is not finite.
     """
-    for part in (data.validation, data.test):
+    for name, part in {"validation": data.validation, "test": data.test}.items():
         if isinstance(part, StreamSplit):
             part.check()
+        elif part is not None and part.inputs.is_floating_point():
+            for example, x in zip(part.names, part.inputs, strict=True):
+                if not bool(torch.isfinite(x).all()):
+                    raise TensorDropoutError(
+                        f"train: the input of {example!r} in the {name} part is not finite; mend it, or leave it out"
+                    )
 
 
 class Trainer:
@@ -359,6 +369,8 @@ class Trainer:
             if part in splits(self.data):
                 outcome = self.evaluate(part, uncertainty=part == "test", network=network)
                 result[part] = self.summarize(outcome)
+                if self.process.is_first:
+                    warn_not_finite(part, splits(self.data)[part].names, outcome.outputs)
         self.board.close()
         if self.process.is_first:
             ridge = self.compare_baselines(result)
@@ -443,6 +455,17 @@ def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
         (32, 8)
     """
     return max(batch, min(32, 2**25 // math.prod(input_shape) or 1))
+
+
+def warn_not_finite(part: str, names: list[str], outputs: Tensor) -> None:
+    """Say that a part has no numbers to report, since some outputs are none."""
+    bad = (~torch.isfinite(outputs)).any(1)
+    if bad.any():
+        warnings.warn(
+            f"train: the outputs for {int(bad.sum())} of {len(names)} examples of the {part} part are not finite, the "
+            f"first for {names[int(bad.int().argmax())]!r}, so its metrics mean nothing; look at these inputs",
+            stacklevel=2,
+        )
 
 
 def seed_process(seed: int, process: Process) -> None:

@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -57,13 +57,13 @@ class RunFolder:
             head: from :func:`describe_head`, for the record.
 
         Raises:
-            TensorDropoutError: if the folder holds a run with other settings, or on other examples.
+            TensorDropoutError: if the folder holds a run with other settings, on other examples, or a damaged record.
         """
         record_path = self.path / "run.json"
         settings = flatten(config.model_dump(mode="json"))
         if record_path.is_file():
             new = flatten(Config().model_dump(mode="json"))  # keys that the version which wrote the record had not
-            record = json.loads(record_path.read_text(encoding="utf-8"))
+            record = _read_record(record_path, _BEGUN, "settings", "data")
             before = new | record["settings"]
             changed = [
                 key
@@ -92,9 +92,13 @@ class RunFolder:
         write_json(self.path / "run.json", record)
 
     def result(self) -> dict[str, Any] | None:
-        """What came out, if the run is done."""
+        """What came out, if the run is done.
+
+        Raises:
+            TensorDropoutError: if the record is damaged.
+        """
         path = self.path / "result.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return _read_record(path, _ENDED, "task") if path.is_file() else None
 
     def finish(self, result: dict[str, Any]) -> None:
         """Say that the run is done."""
@@ -109,10 +113,10 @@ class RunFolder:
         """The metrics of the epochs so far; a line that was cut off is left out."""
         lines = []
         if self.metrics_path.is_file():
-            for line in self.metrics_path.read_text(encoding="utf-8").splitlines():
+            for line in self.metrics_path.read_bytes().splitlines():
                 try:
                     lines.append(json.loads(line))
-                except ValueError:
+                except ValueError:  # also of bytes that are no text
                     break
         return lines
 
@@ -239,20 +243,28 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     for name in ("run.json", "result.json", "model.safetensors"):
         if not (folder / name).is_file():
             raise TensorDropoutError(f"{folder} is not the folder of a finished run: it has no {name}")
-    record, result = (_read_record(folder / name) for name in ("run.json", "result.json"))
+    record, result = (_read_record(folder / name, _ANEW) for name in ("run.json", "result.json"))
     if not isinstance(record.get("settings"), dict) or "data.name" not in record["settings"] or "task" not in result:
         raise TensorDropoutError(f"{folder} is not the folder of a finished run: run.json or result.json is incomplete")
     return record, result
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+_ANEW = "train again into another folder"
+_BEGUN = "delete it and give the settings of this run again, which then goes on; or delete the folder"
+_ENDED = "delete it and give the same command again, which then ends from the last checkpoint"
+"""What to do about a damaged record."""
+
+
+def _read_record(path: Path, advice: str, *keys: str) -> dict[str, Any]:
+    """A record that is whole, with these keys in it."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise TensorDropoutError(f"{path} is damaged ({error}); train again into another folder") from error
-    if not isinstance(record, dict):
-        raise TensorDropoutError(f"{path} is damaged: it holds no record; train again into another folder")
-    return record
+        raise TensorDropoutError(f"{path} is damaged ({error}); {advice}") from error
+    missing = [key for key in keys if key not in record] if isinstance(record, dict) else ["record"]
+    if missing:
+        raise TensorDropoutError(f"{path} is damaged: it holds no {missing[0]}; {advice}")
+    return cast(dict[str, Any], record)
 
 
 def data_options(settings: dict[str, Any]) -> dict[str, Any]:

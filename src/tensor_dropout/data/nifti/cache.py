@@ -91,11 +91,29 @@ def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe:
         store = np.lib.format.open_memmap(
             temporary, mode="w+", dtype=np.dtype(recipe.dtype), shape=(len(images), *size)
         )
-        for row, volume in enumerate(_read_all(images, recipe.resample, recipe.crop, size)):
+        extents = []
+        for row, (volume, extent) in enumerate(_read_all(images, recipe.resample, recipe.crop, size)):
             own = volume if common is None else cut_volume(volume, common)
             store[row] = encode(fit_size(own, size), recipe.dtype)
+            extents.append(extent)
         store.flush()
         del store
+    if recipe.crop == "brain":
+        _warn_of_cuts(images, extents, size)
+
+
+def _warn_of_cuts(images: list[Image], extents: list[tuple[int, ...]], size: tuple[int, ...]) -> None:
+    """Say how many brains the size cuts, the worst of them, and which size would cut none."""
+    lost = [sum(max(0, own - cells) for own, cells in zip(extent, size, strict=True)) for extent in extents]
+    if not any(lost):
+        return
+    worst = lost.index(max(lost))
+    whole = tuple(map(max, zip(size, *extents, strict=True)))
+    warnings.warn(
+        f"nifti: size {size} cuts {sum(map(bool, lost))} of {len(images)} brains, {images[worst].name} of "
+        f"{extents[worst]} voxels most; size {whole} would cut none (a brain is all that is not 0)",
+        stacklevel=2,
+    )
 
 
 def choose_cache(root: Path, cache: str | Path | None) -> Path:
@@ -159,7 +177,7 @@ def survey_volumes(images: list[Image], headers: list[Header], recipe: Recipe) -
     if recipe.crop == "brain" and recipe.size is not None:
         return recipe.size, None
     if recipe.crop == "brain":
-        boxes = [find_box(volume) for volume in _read_all(images)]
+        boxes = [find_box(volume) for volume, _ in _read_all(images)]
         sizes = [
             cover_box(box, header.voxel, recipe.resample)
             if recipe.resample
@@ -167,7 +185,7 @@ def survey_volumes(images: list[Image], headers: list[Header], recipe: Recipe) -
             for box, header in zip(boxes, headers, strict=True)
         ]
         return tuple(map(max, zip(*sizes, strict=True))), None
-    boxes = [find_box(volume) for volume in _read_all(images, recipe.resample)]
+    boxes = [find_box(volume) for volume, _ in _read_all(images, recipe.resample)]
     spans = list(zip(*boxes, strict=True))  # per axis: (first, last) of every volume
     common = tuple((min(first for first, _ in axis), max(last for _, last in axis)) for axis in spans)
     return recipe.size or tuple(last - first for first, last in common), common
@@ -197,8 +215,8 @@ def _require_equal(shapes: list[tuple[int, ...]], images: list[Image]) -> None:
             )
 
 
-def _read_all(images: list[Image], *settings: Any) -> Iterator[np.ndarray]:
-    """The volumes in order, some read ahead in threads; settings are those of ``read_volume``."""
+def _read_all(images: list[Image], *settings: Any) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
+    """The volumes and their extents in order, some read ahead in threads; settings are those of ``read_volume``."""
     left = iter(images)
     with ThreadPoolExecutor(_READERS) as pool:
         while batch := list(islice(left, 4 * _READERS)):

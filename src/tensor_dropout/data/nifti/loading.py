@@ -55,7 +55,8 @@ def load_nifti(
     """Volumes with one or more numbers to predict; ``prepare`` gives each volume mean 0 and variance 1.
 
     Mean and variance are over all voxels, background included. Volumes are stored as uint8 if all files are, else as
-    float16 of mean 0 and variance 1. Splits are by subject: sessions and runs of one person stay together.
+    float16 of mean 0 and variance 1. Splits are by subject: sessions and runs of one person stay together. Whose a
+    file is says the word with "sub-" in its name or folders; without one, its first word, or a folder.
 
     Args:
         root: the folder with the volumes.
@@ -69,6 +70,7 @@ def load_nifti(
         crop: "brain" cuts each volume to its non-zero box and centres it; "common" cuts all to one box, which
             keeps volumes aligned that were registered to a template; None keeps all.
         size: voxels per axis, by padding or cutting around the centre; None takes the largest volume after a crop.
+            Brains that it cuts are warned of when the volumes are prepared.
         folds: number of folds for cross-validation; None splits by the fractions.
         fold: which fold is tested, 0 to folds - 1.
         test: fraction (or number) of the subjects to test on; not used with folds.
@@ -84,8 +86,8 @@ def load_nifti(
         Volumes (n, 1, *size) and targets (n,) or (n, T) float32.
 
     Raises:
-        TensorDropoutError: if files, rows or targets are missing or damaged, or volumes differ in shape, or
-            in their voxels by more than 10 % and are not resampled.
+        TensorDropoutError: if files, rows or targets are missing or damaged, a file states two voxel sizes, or
+            volumes differ in shape, or in their voxels by more than 10 % and are not resampled.
     """
     import_extra("nibabel", "nifti", "nifti")
     choose("nifti", "missing", missing, ("error", "skip"))

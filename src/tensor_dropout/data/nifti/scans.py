@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -79,22 +80,39 @@ def read_table(
         TensorDropoutError: if a column is missing, a row is there twice, or a target is not a number.
     """
     path = find_table(root, table)
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        lines = csv.DictReader(stream, delimiter="\t" if path.suffix == ".tsv" else ",")
-        columns = list(lines.fieldnames or [])
-        for column in (subject, *targets):
-            if column not in columns:
-                raise TensorDropoutError(
-                    f"nifti: {path} has no {column!r} column, only {', '.join(columns)}; set target or subject"
-                )
-        rows: dict[Row, tuple[float, ...] | None] = {}
-        for line in lines:
-            key = _strip("sub-", line[subject]), _strip("ses-", line.get("session_id"))
-            if key in rows:
-                raise TensorDropoutError(f"nifti: {path} has two rows of subject {key[0]!r} {key[1]}; keep one")
-            values = [_read_number(line[column], column, key[0], path) for column in targets]
-            rows[key] = None if None in values else tuple(value for value in values if value is not None)
+    columns, lines = _read_lines(path)
+    for column in (subject, *targets):
+        if column not in columns:
+            raise TensorDropoutError(
+                f"nifti: {path} has no {column!r} column, only {', '.join(columns)}; set target or subject"
+            )
+    rows: dict[Row, tuple[float, ...] | None] = {}
+    for line in lines:
+        key = _strip("sub-", line[subject]), _strip("ses-", line.get("session_id"))
+        if key in rows:
+            raise TensorDropoutError(f"nifti: {path} has two rows of subject {key[0]!r} {key[1]}; keep one")
+        values = [_read_number(line[column], column, key[0], path) for column in targets]
+        rows[key] = None if None in values else tuple(value for value in values if value is not None)
     return rows
+
+
+def _read_lines(path: Path) -> tuple[list[str], list[dict[str, str | None]]]:
+    """The columns of a table, and what each line has in them.
+
+    A quote in a .tsv file is a character like others, as BIDS has it, so that a single one swallows no lines; those
+    around a whole cell, as R writes them, are taken off.
+    """
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        if path.suffix != ".tsv":
+            lines = csv.DictReader(stream)
+            return list(lines.fieldnames or []), list(lines)
+        cells = [[_unquote(cell) for cell in line] for line in csv.reader(stream, "excel-tab", quoting=csv.QUOTE_NONE)]
+    columns, *rest = [line for line in cells if line] or [[]]
+    return columns, [dict(zip_longest(columns, line[: len(columns)])) for line in rest]
+
+
+def _unquote(cell: str) -> str:
+    return cell[1:-1] if len(cell) > 1 and cell[0] == cell[-1] == '"' else cell
 
 
 def _strip(prefix: str, text: str | None) -> str:
@@ -169,8 +187,10 @@ def match_images(root: Path, rows: dict[Row, tuple[float, ...] | None], pattern:
         TensorDropoutError: if an image has no row, a row has no image or a subject has no target, unless skipped.
     """
     images, strangers, valueless, seen = [], [], [], set()
-    for path in list_files(root, pattern):
-        row = find_row(path.relative_to(root), rows)
+    files = list_files(root, pattern)
+    place = find_place([path.relative_to(root) for path in files], rows)
+    for path in files:
+        row = find_row(path.relative_to(root), rows, place)
         if row is None:
             strangers.append(path.relative_to(root).as_posix())
             continue
@@ -191,16 +211,38 @@ def match_images(root: Path, rows: dict[Row, tuple[float, ...] | None], pattern:
     return images
 
 
-def find_row(path: Path, rows: dict[Row, Any]) -> Row | None:
-    """The row that a file belongs to: by its name, the first part of its name, or the folders that it is in.
+def find_place(paths: Sequence[Path], rows: dict[Row, Any]) -> int:
+    """Where paths without "sub-" name the subject: -1 is the file's name, 0 the outermost folder, 1 the next, ...
+
+    The place that names the most people: a visit or a site that is called as one of them names few.
+
+    Example:
+        >>> find_place([Path("7/1/T1.nii"), Path("8/1/T1.nii"), Path("1/1/T1.nii")], {("7", ""): 60.0, ("1", ""): 30.0})
+        0
+    """
+    places = range(-1, max(len(path.parts) for path in paths) - 1)
+    found = {place: {find_row(path, rows, place) for path in paths} - {None} for place in places}
+    return max(places, key=lambda place: len(found[place]))
+
+
+def find_row(path: Path, rows: dict[Row, Any], place: int = -1) -> Row | None:
+    """The row that a file belongs to: by the word that names its subject, and by no other.
+
+    That is the word with "sub-" in the file's name or, if there is none, in a folder's. Without "sub-" it is what is
+    at the place of :func:`find_place`: a folder, or the file's name, of which it is all or the first word.
 
     Example:
         >>> find_row(Path("sub-07/ses-2/anat/sub-07_ses-2_T1w.nii.gz"), {("07", "1"): 60.0, ("07", "2"): 61.0})
         ('07', '2')
+        >>> find_row(Path("99_1_T1.nii.gz"), {("1", ""): 60.0}) is None  # visit 1 of person 99
+        True
     """
-    words = [_stem(path), *_stem(path).split("_"), *path.parts[:-1]]
+    stem, folders = _stem(path), path.parts[:-1]
+    words = [*stem.split("_"), *folders]
     sessions = [_strip("ses-", word) for word in words if word.startswith("ses-")]
-    for word in words:
+    named = [word for word in words if word.startswith("sub-")]
+    own = [stem, (named or words)[0]] if named or place < 0 else list(folders[place : place + 1])
+    for word in own:
         for session in (*sessions[:1], ""):
             row = (_strip("sub-", word), session)
             if row in rows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,14 +34,27 @@ def read_header(path: Path) -> Header:
     """The header of a file.
 
     Raises:
-        TensorDropoutError: if it cannot be read, or is not one three-dimensional volume.
+        TensorDropoutError: if it cannot be read, is not one three-dimensional volume, or states two voxel sizes.
     """
     nibabel = import_extra("nibabel", "nifti", "nifti")
     image = _open_image(path)
+    _require_one_voxel(path, image)
     order = nibabel.io_orientation(image.affine)[:, 0].astype(int).argsort()  # RAS axis -> stored axis
     zooms = image.header.get_zooms()
     is_uint8 = image.get_data_dtype() == np.uint8 and (image.dataobj.slope, image.dataobj.inter) == (1, 0)
     return Header(tuple(image.shape[i] for i in order), tuple(float(zooms[i]) for i in order), is_uint8)
+
+
+def _require_one_voxel(path: Path, image: Any) -> None:
+    """Refuse a scan whose voxel edges, by which it is resampled, are not those of its affine, by which it is turned."""
+    import nibabel
+
+    stated, placed = image.header.get_zooms()[:3], nibabel.affines.voxel_sizes(image.affine)
+    if not all(abs(own - edge) <= 0.01 * edge for own, edge in zip(placed, stated, strict=True)):
+        raise TensorDropoutError(
+            f"nifti: {path} has voxels of {format_voxel(stated)} by its pixdim, but of {format_voxel(placed)} by its "
+            "affine (sform or qform), which must agree to 1 %; correct the wrong one in its header"
+        )
 
 
 def typical_voxel(headers: Sequence[Header]) -> tuple[float, ...]:
@@ -97,18 +111,29 @@ def _open_image(path: Path) -> Any:
 
 def read_volume(
     path: Path, resample: float | None = None, crop: str | None = None, size: Sequence[int] | None = None
-) -> np.ndarray:
-    """The volume in RAS order, (X, Y, Z) float32.
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """The volume in RAS order, (X, Y, Z) float32, and its extent: how many voxels along each axis show all of it.
 
     Args:
         path: a NIfTI file.
         resample: edge of cubic voxels in mm, if it is to have others than its own.
         crop: "brain": only the box of what is not 0; resampled voxels then lie around the middle of that box.
-        size: how many resampled voxels, with that crop; None: as many as cover the box.
+        size: how many resampled voxels, with that crop, even if the extent is larger; None: as many as cover the box.
 
     Raises:
         TensorDropoutError: if it cannot be read, or has values that are no numbers.
     """
+    values = _read_values(path)
+    box = find_box(values) if crop == "brain" else None
+    if resample is None:
+        values = values if box is None else cut_volume(values, box)
+        return values, values.shape
+    voxel = read_header(path).voxel
+    volume = resample_volume(values, voxel, resample, box, None if box is None else size)
+    return volume, volume.shape if box is None else cover_box(box, voxel, resample)
+
+
+def _read_values(path: Path) -> np.ndarray:
     import nibabel
 
     image = _open_image(path)
@@ -125,10 +150,7 @@ def read_volume(
         )
     if values.min() == values.max():
         raise TensorDropoutError(f"nifti: {path} has the same value in all voxels; repair or remove it")
-    box = find_box(values) if crop == "brain" else None
-    if resample is None:
-        return values if box is None else cut_volume(values, box)
-    return resample_volume(values, read_header(path).voxel, resample, box, None if box is None else size)
+    return values
 
 
 def resample_shape(shape: Sequence[int], voxel: Sequence[float], edge: float) -> tuple[int, ...]:
@@ -259,7 +281,8 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
         (1, *size), of mean 0 and variance 1.
 
     Raises:
-        TensorDropoutError: if it cannot be read, or its shape does not fit and nothing says how to make it fit.
+        TensorDropoutError: if it cannot be read, or its shape does not fit and nothing says how to make it fit, or
+            its brain is more than 10 % larger than any that was trained on.
     """
     import_extra("nibabel", "nifti", "nifti")
     crop = options.get("crop")
@@ -268,7 +291,9 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
             'nifti: the network was trained with crop="common", a box of its whole folder that one scan does not know; '
             'train with crop="brain" or size to predict from files'
         )
-    values = read_volume(path, options.get("resample"), crop, input_shape[1:])
+    values, extent = read_volume(path, options.get("resample"), crop, input_shape[1:])
+    if crop == "brain":
+        _check_brain(path, extent, input_shape[1:], cut_in_training=options.get("size") is not None)
     if crop is None and options.get("size") is None and values.shape != input_shape[1:]:
         resampled, advice = "", "resample it"
         if options.get("resample") is not None:
@@ -280,3 +305,16 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
     stored = encode(fit_size(values, input_shape[1:]), "uint8" if read_header(path).is_uint8 else "float16")
     volume = torch.from_numpy(np.ascontiguousarray(stored))
     return StandardizeImages()(volume[None, None].float())[0]
+
+
+def _check_brain(path: Path, extent: tuple[int, ...], size: tuple[int, ...], *, cut_in_training: bool) -> None:
+    """Warn of a brain that the network's box cuts; refuse one that no training brain was like."""
+    if all(own <= cells for own, cells in zip(extent, size, strict=True)):
+        return
+    found = f"nifti: the brain of {path}, all that is not 0, is {extent} voxels, the network takes {size}"
+    if not cut_in_training and any(own > 1.1 * cells for own, cells in zip(extent, size, strict=True)):
+        raise TensorDropoutError(
+            f"{found}, the largest that it was trained on; remove what is around the brain (write 0 there), or train "
+            "with size"
+        )
+    warnings.warn(f"{found}; what is outside is cut off", stacklevel=3)

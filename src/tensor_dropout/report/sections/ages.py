@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
     """The table of errors, and at full size what cross-validation says of all people together."""
     section = build_scores(experiment, bases, figures, show=show_age_error)
     for preset, size in SIZES.items():
-        own = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
+        own = {runs.recipe.row: _check_predictions(runs) for runs in find_runs(experiment, bases, preset)}
         seeds = {row: read_seeds(runs) for row, runs in own.items()}
         seeds = {row: people for row, people in seeds.items() if people}
         if not any(FOLD in cell.point for runs in own.values() for cell, _ in runs.found):
@@ -68,6 +68,7 @@ def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
 
 def show_age_error(runs: Runs, metric: str) -> Cell:
     """The mean absolute error over all people, with its interval; without folds, as any other score."""
+    runs = _check_predictions(runs)
     if runs.broken() is not None or all(FOLD not in cell.point for cell, _ in runs.found):
         return show_score(runs, metric)
     seeds = read_seeds(runs)
@@ -79,6 +80,27 @@ def show_age_error(runs: Runs, metric: str) -> Cell:
 def read_seeds(runs: Runs) -> list[People]:
     """Everybody's predictions, of each seed whose folds are all done."""
     return [_read_people(folds) for folds in _group_seeds(runs)]
+
+
+def _check_predictions(runs: Runs) -> Runs:
+    """The runs, of which those of a fold are damaged whose table of predictions cannot be used."""
+    return Runs(
+        runs.recipe, [(cell, _check_fold(found) if FOLD in cell.point else found) for cell, found in runs.found]
+    )
+
+
+def _check_fold(found: Found) -> Found:
+    if found.state != "done":
+        return found
+    try:
+        people = _read_people([(0, found)])
+        if len(people.name) and np.isfinite(people.error).all():
+            return found
+        fault = "has no rows, or rows without numbers"
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        fault = f"cannot be used ({error})"
+    detail = f"{found.folder.name}: predictions.csv {fault}; delete result.json, and reproduce it again"
+    return replace(found, state="damaged", detail=detail)
 
 
 def _group_seeds(runs: Runs) -> list[list[tuple[int, Found]]]:
@@ -248,8 +270,11 @@ _UNCERTAINTY_NOTE = (
 def _describe_uncertainty(runs: Runs) -> list[Cell]:
     rows = []
     for folds in _group_seeds(runs):
-        read = [(fold, Outcomes(found.folder / "outcomes.npz", {})) for fold, found in folds]
-        rows.append(_measure_folds(read))
+        try:
+            read = [(fold, Outcomes(found.folder / "outcomes.npz", {})) for fold, found in folds]
+            rows.append(_measure_folds(read))
+        except (OSError, ValueError, KeyError) as error:
+            return [Cell("damaged", "damaged", f"an outcomes.npz of {runs.recipe.name} cannot be used: {error}")] * 7
     if not rows:
         return [Cell("not run", "not run", "no seed has all its folds")] * 7
 

@@ -74,7 +74,7 @@ def build_unknown(experiment: str, bases: Bases, figures: Path) -> Section:
         rows = []
         for runs in find_runs(experiment, bases, preset):
             broken = runs.broken()
-            found = [summary["unknown"]["signals"] for summary in runs.summaries()]
+            found = [summary.get("unknown", {}).get("signals", {}) for summary in runs.summaries()]
             clean = [summary["clean"] for summary in runs.summaries()]
             cells = (
                 [broken] * 6

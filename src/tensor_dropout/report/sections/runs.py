@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensor_dropout.experiments.cells import Found, find_cell
+from tensor_dropout.experiments.recipes import Cell as RunCell
 from tensor_dropout.experiments.recipes import Recipe, describe_experiment, expand, load_recipes
 from tensor_dropout.report.model import Cell, Section
 from tensor_dropout.robustness.intervals import proportion_interval, seed_interval
@@ -39,7 +41,7 @@ class Runs:
         """The numbers on a part of the data: of training or, of rows that evaluate another's runs, on clean inputs."""
         if any(cell.of is not None for cell, _ in self.found):
             return [summary["clean"] for summary in self.summaries()]
-        return [result[part] for result in self.results()]
+        return [result.get(part, {}) for result in self.results()]
 
     def summaries(self) -> list[dict[str, Any]]:
         """What came out of the evaluation of those."""
@@ -72,9 +74,71 @@ def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
         cells = expand(recipe, preset, seeds=None if together else seeds)
         missing = Found("missing", "not run", Path())
         runs.append(
-            Runs(recipe, [(cell, find_cell(cell, bases[preset]) if preset in bases else missing) for cell in cells])
+            Runs(recipe, [(cell, _find_whole(cell, bases[preset]) if preset in bases else missing) for cell in cells])
         )
     return runs
+
+
+def _find_whole(cell: RunCell, base: Path) -> Found:
+    """What there is of a cell; damaged, too, if a number that should be in a record of it is none."""
+    found = find_cell(cell, base)
+    if found.state != "done":
+        return found
+    result = None if cell.of is not None else found.result
+    for name, fault in (("result", find_fault(result)), ("evaluation", _find_evaluation_fault(found.evaluation))):
+        if fault is not None:
+            advice = f"delete {name}.json, and reproduce it again"
+            return replace(found, state="damaged", detail=f"{found.folder.name}: {name}.json {fault}; {advice}")
+    return found
+
+
+_METRICS = ("accuracy", "top5", "nll", "ece", "mae")
+_MAIN = {"accuracy", "mae"}
+
+
+def find_fault(result: Mapping[str, Any] | None) -> str | None:
+    """What is wrong with the numbers of a training, in words; None if nothing is.
+
+    Example:
+        >>> find_fault({"test": {"accuracy": None}}), find_fault({"test": {"accuracy": 75.0}})
+        ('has no number for accuracy in test', None)
+    """
+    if result is None:
+        return None
+    if "test" not in result:
+        return "has no test"
+    faults = (_find_row_fault(result[part], _METRICS, part) for part in ("validation", "test") if part in result)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _find_evaluation_fault(evaluation: Mapping[str, Any] | None) -> str | None:
+    """What is wrong with the numbers of an evaluation."""
+    if evaluation is None:
+        return None
+    summary = evaluation.get("summary")
+    if not isinstance(summary, Mapping) or not isinstance(summary.get("clean"), Mapping):
+        return "has no summary of clean inputs"
+    rows = [("clean", summary["clean"])]
+    rows += [(name, row) for name in ("attacks", "noise", "heads") for row in summary.get(name, [])]
+    for worst in summary.get("worst_case", []):
+        rows += [("worst_case", worst[protocol]) for protocol in ("paper", "adaptive") if protocol in worst]
+    if not all(_is_number(signal["auroc"]) for signal in summary.get("unknown", {}).get("signals", {}).values()):
+        return "has no number for auroc in unknown"
+    metrics = ("accuracy", "mae", "low", "high", *(("nll",) if "accuracy" in summary["clean"] else ()))
+    faults = (_find_row_fault(row, metrics, name) for name, row in rows)
+    return next((fault for fault in faults if fault is not None), None)
+
+
+def _find_row_fault(row: Any, metrics: Sequence[str], place: str) -> str | None:
+    """The first of these metrics that is there and no finite number; accuracy or MAE must be there."""
+    if not isinstance(row, Mapping) or not _MAIN & row.keys():
+        return f"has neither accuracy nor mae in {place}"
+    bad = [metric for metric in metrics if metric in row and not _is_number(row[metric])]
+    return f"has no number for {bad[0]} in {place}" if bad else None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _find_seeds(folder: Path) -> list[int] | None:
@@ -104,7 +168,10 @@ def show_score(runs: Runs, metric: str, part: str = "test") -> Cell:
     broken = runs.broken()
     if broken is not None:
         return broken
-    values = [score[metric] for score in runs.scores(part)]
+    scores = runs.scores(part)
+    if not all(_is_number(score.get(metric)) for score in scores):
+        return Cell("damaged", "damaged", f"a record of {runs.recipe.name} has no number for {metric} in {part}")
+    values = [score[metric] for score in scores]
     examples = (runs.done()[0].record or {}).get("data", {}).get("examples", {})
     return show_number(values, metric, examples.get(part), part)
 

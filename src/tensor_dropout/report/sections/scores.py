@@ -18,7 +18,6 @@ from tensor_dropout.report.sections.runs import (
     find_runs,
     label_of,
     open_section,
-    show_number,
     show_score,
 )
 from tensor_dropout.robustness.intervals import difference_interval
@@ -108,7 +107,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
             rows.append([Cell(runs.recipe.row), *([broken] * (len(columns) - 1))])
             continue
         results = runs.results()
-        calibration = [show_number([score[name] for score in runs.scores()], name, None) for name in ("nll", "ece")]
+        calibration = [show_score(runs, name) for name in ("nll", "ece")]
         differences = [_compare(runs, named.get("fc")), _compare(runs, named.get(_PLAIN.get(runs.recipe.name, "")))]
         if not results:  # another row's networks, asked in another way
             rows.append([Cell(runs.recipe.row), *differences, Cell(""), Cell(""), *calibration, Cell("")])
