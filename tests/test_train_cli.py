@@ -747,13 +747,10 @@ def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
     assert run_in(tmp_path, *known, *evaluate).returncode == 0
     shown = run_in(tmp_path, "--import", "spots", "train", "--data", "spots", "--keys").stdout
     assert "noise: standard deviation of what is added to each pixel (float; default 0.1)" in shown
-    for arguments in (["train", *own], ["--import", "spots", "train", *own, "--out", tmp_path / "other"]):
-        failed = run_in(tmp_path, *arguments)
-        assert failed.returncode == 1
-        assert failed.stderr.startswith("Error: ")
-        assert "tensor-dropout --import MODULE" in failed.stderr
-    wrong = run_in(tmp_path, "--import", "spots", "train", "--data", "spots", "--set", "data.options.n=many")
-    assert "data.options.n is of type int, got 'many'" in wrong.stderr
+    failed = run_in(tmp_path, "--import", "spots", "train", *own, "--out", tmp_path / "other")  # the law is not known
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("Error: ")
+    assert "tensor-dropout --import MODULE" in failed.stderr
 
 
 @pytest.mark.parametrize(
