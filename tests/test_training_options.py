@@ -220,8 +220,8 @@ def test_speeds_of_attacked_training(digits):
 
 
 def test_smoothed_labels_without_labels_are_refused_before_a_folder_is_made(tmp_path):
+    few = {"n": 40, "size": [16, 20, 16]}
     with pytest.raises(TensorDropoutError, match="label_smoothing is for classes, and phantom has none"):
-        few = {"n": 40, "size": [16, 20, 16]}
         run(tmp_path / "run", data__name="phantom", data__options=few, net__head="fc", run__label_smoothing=0.1)
     assert not (tmp_path / "run").exists()
 
