@@ -567,14 +567,19 @@ def test_several_targets_are_all_predicted(scans, tmp_path):
     errors = [found["test"]["targets"][name]["mae"] for name in ("age", "height")]
     assert "mae " + ", ".join(f"{error:.2f}" for error in errors) in invoke("ls", tmp_path).output
     row = rows[0]
-    scan = scans / f"{row['name']}.nii.gz"
-    result = invoke("predict", scan, "--model", tmp_path / "run", "-o", tmp_path / "out.csv")
-    assert result.exit_code == 0, result.output
-    with (tmp_path / "out.csv").open() as file:
-        (predicted,) = csv.DictReader(file)
+    predicted = predict_scan(tmp_path, scans / f"{row['name']}.nii.gz")
     assert float(predicted["age"]) == pytest.approx(float(row["predicted_age"]), abs=0.1)
     assert float(predicted["height"]) == pytest.approx(float(row["predicted_height"]), abs=0.1)
     assert "name each column once" in fail("train", "--data", "nifti", "--target", "age,age", *command)
+
+
+def predict_scan(folder, scan):
+    """The line of one scan in the table of ``predict``, by the run in a folder."""
+    result = invoke("predict", scan, "--model", folder / "run", "-o", folder / "out.csv")
+    assert result.exit_code == 0, result.output
+    with (folder / "out.csv").open() as file:
+        (line,) = csv.DictReader(file)
+    return line
 
 
 def test_a_column_with_a_comma_in_its_name_is_predicted(scans, tmp_path):
@@ -584,11 +589,7 @@ def test_a_column_with_a_comma_in_its_name_is_predicted(scans, tmp_path):
     command = ["--data", "nifti", "--root", scans, "--net", "resnet-mini", "--epochs", 1, "--batch", 6]
     train(tmp_path / "run", *command, *options)
     row = read_predictions(tmp_path / "run")[0]
-    scan = scans / f"{row['name']}.nii.gz"
-    result = invoke("predict", scan, "--model", tmp_path / "run", "-o", tmp_path / "out.csv")
-    assert result.exit_code == 0, result.output
-    with (tmp_path / "out.csv").open() as file:
-        (predicted,) = csv.DictReader(file)
+    predicted = predict_scan(tmp_path, scans / f"{row['name']}.nii.gz")
     assert float(predicted["age, years"]) == pytest.approx(float(row["predicted"]), abs=0.1)
 
 

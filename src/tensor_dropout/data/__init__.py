@@ -223,7 +223,12 @@ def read_types(name: str) -> dict[str, Any]:
         if isinstance(annotation, str):
             try:
                 annotation = eval(annotation, known)  # as inspect does, but one that fails leaves the others
-            except Exception:  # a name that only type checkers know, for example
+            except (
+                NameError,
+                AttributeError,
+                TypeError,
+                SyntaxError,
+            ):  # a name that only type checkers know, for example
                 annotation = Any
         found[parameter.name] = annotation
     return found
@@ -233,7 +238,7 @@ def _read_parameters(loader: Callable[..., Data]) -> Mapping[str, inspect.Parame
     """The arguments, with their annotations looked up if all of them can be."""
     try:
         return inspect.signature(loader, eval_str=True).parameters
-    except Exception:  # an annotation may be anything
+    except (NameError, AttributeError, TypeError, SyntaxError):  # of one annotation; the others are tried by themselves
         return inspect.signature(loader).parameters
 
 

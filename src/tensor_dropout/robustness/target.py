@@ -14,16 +14,17 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
 
 from tensor_dropout.data.base import Task
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.dropout import TensorDropout
-from tensor_dropout.layers.emission import emit, unwrap
-from tensor_dropout.layers.regression import TensorRegression, randomized_layers
-from tensor_dropout.nets import ResNet, WeightDropoutTucker
 from tensor_dropout.prediction import at_test, evaluating, predict
 from tensor_dropout.robustness.losses import Loss
+from tensor_dropout.robustness.randomness import (
+    draw_heads,
+    draws_masks,
+    dropping,
+    is_random_in_its_head_only,
+)
 
 Mode = Literal["mean", "sample", "exact"]
 
@@ -80,8 +81,6 @@ VANISHING = 1e-20
 """A gradient below this everywhere counts as vanished: products in a backward pass underflow near it in float32."""
 PASSES = 16
 """Passes of a few examples that are compared, where only that shows whether a network is random."""
-MASKS = 1024
-"""Masks that are compared, of a law that does not tell its second moments."""
 
 
 class Target:
@@ -157,7 +156,7 @@ class Target:
         self._randomized: bool | None = None
         self._outputs: int | None = None
         self._warned = False
-        in_heads = mode == "exact" or all(_is_random_in_its_head_only(member) for member in self.members)
+        in_heads = mode == "exact" or all(is_random_in_its_head_only(member) for member in self.members)
         self._heads_only = self._sampling and in_heads
 
     def clip(self, x: Tensor) -> Tensor:
@@ -260,7 +259,7 @@ class Target:
         that is random, ``PASSES`` passes of a few of these inputs are compared, once.
         """
         with self._settled():
-            if any(_draws_masks(member) for member in self.members):
+            if any(draws_masks(member) for member in self.members):
                 return True
             if self._randomized is None:
                 few = x[: min(self.batch, PASSES)]
@@ -344,7 +343,7 @@ class Target:
 
     def _draw_member(self, member: nn.Module, prepared: Tensor, n: int) -> list[Tensor]:
         if self._heads_only and n > 1:
-            if draws := _draw_heads(member, prepared, n):
+            if draws := draw_heads(member, prepared, n):
                 return draws
             self._heads_only = False
         return [_run(member, prepared) for _ in range(n)]
@@ -377,7 +376,7 @@ class Target:
                     stack.enter_context(at_test(member, "sample" if self._sampling else "mean"))
                 stack.enter_context(_frozen(member))
                 if self.mode == "sample":
-                    stack.enter_context(_dropping(member))
+                    stack.enter_context(dropping(member))
             yield
 
 
@@ -425,59 +424,6 @@ def _run(model: nn.Module, x: Tensor) -> Tensor:
     return output.flatten(1)
 
 
-class _Heads(NamedTuple):
-    draws: list[Tensor]
-
-
-def _draw_heads(model: nn.Module, x: Tensor, n: int) -> list[Tensor]:
-    """So many draws of the last layer on features computed once; none if the features are random themselves."""
-    before = _random_states(x)
-
-    def draw(layer: TensorRegression, features: Tensor) -> _Heads:
-        if not all(map(torch.equal, before, _random_states(x))):
-            return _Heads([])
-        masks = (layer.draw_masks(len(features)) for _ in range(n))
-        return _Heads([layer.regress(features, mask).flatten(1) for mask in masks])
-
-    return emit(unwrap(model), x, draw, _Heads, "target").draws
-
-
-def _random_states(x: Tensor) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])]
-
-
-def _draws_masks(model: nn.Module) -> bool:
-    """Whether a tensor dropout draws masks in the next pass, as it is set now, that are not all alike."""
-    return any(
-        layer.dropout is not None
-        and layer.dropout.is_random
-        and layer._fixed_masks is None
-        and any(_varies(layer.dropout, layer._ranks[axis]) for axis in layer.dropped_axes)
-        for layer in randomized_layers(model)
-    )
-
-
-def _varies(dropout: TensorDropout, R: int) -> bool:
-    """Whether masks of R ranks differ: by the variance of the law, or seen in ``MASKS`` draws."""
-    law, theta = dropout.law, dropout.theta
-    second = law.second_moment(R, theta)
-    if second is None:
-        variance = law.draw((MASKS, R), theta, device=theta.device).var(0)
-    else:
-        variance = second.diagonal() - law.mean(R, theta).to(second).square()
-    return bool((variance > 1e-9).any())
-
-
-def _is_random_in_its_head_only(model: nn.Module) -> bool:
-    """Our own networks with tensor dropout: their features need one pass. Of others nothing is assumed."""
-    known = isinstance(unwrap(model), ResNet | TensorRegression)
-    return known and len(randomized_layers(model)) == 1 and not _plain_dropouts(model)
-
-
-def _plain_dropouts(model: nn.Module) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, _DropoutNd | WeightDropoutTucker)]
-
-
 @contextmanager
 def _differentiating() -> Iterator[None]:
     """Autograd on, even inside ``torch.inference_mode``, which ``enable_grad`` alone does not undo."""
@@ -491,19 +437,6 @@ def _differentiating() -> Iterator[None]:
             "target: the network, or its preparation, has tensors that were made inside torch.inference_mode, and a "
             "gradient is needed, which cannot pass them; build or load the network outside of it"
         ) from error
-
-
-@contextmanager
-def _dropping(model: nn.Module) -> Iterator[None]:
-    """Plain dropout goes on inside, in a network that is in ``eval`` mode."""
-    dropouts = _plain_dropouts(model)
-    for module in dropouts:
-        module.training = True
-    try:
-        yield
-    finally:
-        for module in dropouts:
-            module.training = False
 
 
 @contextmanager
