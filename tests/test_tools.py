@@ -6,15 +6,20 @@ import shutil
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments.cells import FORMAT
 from tensor_dropout.experiments.recipes import ROOT as RECIPES
 from tensor_dropout.experiments.recipes import expand, load_recipes
 from tensor_dropout.records import write_json
+from tensor_dropout.robustness.outcomes import Outcomes, read_outcomes
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from choose_variants import FOLD, choose, write_points
+from keep_records import keep_decisions
 
 
 def forge_trials(base, search, score):
@@ -97,3 +102,29 @@ def test_what_was_chosen_is_what_the_recipe_runs(tmp_path, experiment, head, poi
         assert "run.label_smoothing" not in found
     else:
         assert (found["net.modes"], found["net.theta"], found["run.label_smoothing"]) == ("all", 0.9, 0.1)
+
+
+def test_packed_outcomes_keep_decisions_and_what_is_clean(tmp_path):
+    made = Outcomes(tmp_path / "run" / "outcomes.npz", {"networks": ["abc"]})
+    made.set_examples(torch.tensor([0, 1, 1]), ["a", "b", "c"])
+    sure = {"predicted": np.array([0, 1, 0], np.int16), "confidence": np.array([0.5, 0.6, 0.7], np.float16)}
+    for part in ("clean", "adaptive/pgd-ce/8/255"):
+        made.add(part, {"epsilon": 0.1}, sure, 2.0)
+    packed = tmp_path / "kept" / "outcomes.npz.xz"
+    keep_decisions(made.path, packed)
+    kept = read_outcomes(packed.parent)
+    assert kept.names() == made.names()
+    assert kept.settings("clean") == made.settings("clean")
+    assert kept.examples["name"].tolist() == ["a", "b", "c"]
+    assert {part: sorted(kept[part]) for part in kept.names()} == {
+        "clean": ["confidence", "predicted", "target"],
+        "adaptive/pgd-ce/8/255": ["predicted", "target"],
+    }
+    for key, values in sure.items():
+        assert kept["clean"][key].dtype == values.dtype
+        assert np.array_equal(kept["clean"][key], values)
+    whole = packed.read_bytes()
+    for damaged in (b"", b"no archive", whole[: len(whole) // 2]):
+        packed.write_bytes(damaged)
+        with pytest.raises(TensorDropoutError, match=r"outcomes\.npz\.xz cannot be read"):
+            read_outcomes(packed.parent)

@@ -10,7 +10,9 @@ Folders of that machine become words.
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import lzma
 import shutil
 from pathlib import Path
 from typing import Any
@@ -41,11 +43,10 @@ def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: 
         with replacing(target / "metrics.jsonl") as temporary:
             temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     if (source / "result.json").is_file() and json.loads((source / "result.json").read_text())["task"] == "regression":
-        shutil.copyfile(
-            source / "predictions.csv", target / "predictions.csv"
-        )  # a line per scan: few, and all is made of them
+        # a line per scan: few, and all is made of them
+        shutil.copyfile(source / "predictions.csv", target / "predictions.csv")
     for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
-        keep_decisions(path, target / path.relative_to(source))
+        keep_decisions(path, (target / path.relative_to(source)).with_suffix(".npz.xz"))
 
 
 def settle_commit(environment: dict[str, Any], commit: str, clone: str | None, path: Path) -> dict[str, Any]:
@@ -63,8 +64,10 @@ def keep_decisions(source: Path, target: Path) -> None:
     """Outcomes without what only says how sure a decision was, but for the clean examples and regressions."""
     with np.load(source, allow_pickle=False) as file:
         kept = {name: file[name] for name in file.files if _is_kept(name)}
+    plain = io.BytesIO()
+    np.savez(plain, **kept)
     with replacing(target) as temporary:
-        np.savez_compressed(temporary, **kept)
+        temporary.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
 
 
 def _is_kept(name: str) -> bool:

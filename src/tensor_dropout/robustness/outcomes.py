@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import lzma
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -82,6 +84,22 @@ def slim(arrays: Arrays) -> Arrays:
     return {"predicted": arrays["predicted"], "confidence": arrays["confidence"].astype(np.float16)}
 
 
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+)
+
+
+def _open(path: Path) -> Path | io.BytesIO:
+    return io.BytesIO(lzma.decompress(path.read_bytes())) if path.suffix == ".xz" else path
+
+
 class Outcomes:
     """The parts of an evaluation that are done, in ``outcomes.npz``.
 
@@ -109,11 +127,11 @@ class Outcomes:
 
     def _read(self) -> None:
         try:
-            with np.load(self.path, allow_pickle=False) as file:
+            with np.load(_open(self.path), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(str(arrays.pop("header")))
             self._identity, self._settings = header["identity"], header["parts"]
-        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        except _UNREADABLE as error:
             raise TensorDropoutError(f"evaluate: {self.path} cannot be read ({error}); delete it") from error
         for name, array in arrays.items():
             part, _, key = name.rpartition("/")
@@ -154,12 +172,13 @@ class Outcomes:
 
 
 def read_outcomes(folder: Path) -> Outcomes:
-    """The outcomes of a finished or unfinished evaluation.
+    """The outcomes of a finished or unfinished evaluation; ``outcomes.npz.xz`` is one that was packed to be kept.
 
     Raises:
         TensorDropoutError: if there are none.
     """
-    path = folder / "outcomes.npz"
+    packed = folder / "outcomes.npz.xz"  # attacks often end in the same decisions, which xz sees and zip does not
+    path = packed if packed.is_file() else folder / "outcomes.npz"
     if not path.is_file():
         raise TensorDropoutError(
             f"{folder} holds no evaluation (no outcomes.npz); make one with: tensor-dropout evaluate"

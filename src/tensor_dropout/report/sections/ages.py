@@ -17,7 +17,7 @@ from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_r
 from tensor_dropout.report.sections.scores import build_scores
 from tensor_dropout.robustness.intervals import bootstrap_interval
 from tensor_dropout.robustness.measures import fit_extra_variance, summarize, widen
-from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.robustness.outcomes import Outcomes, read_outcomes
 
 
 @dataclass(frozen=True)
@@ -271,10 +271,10 @@ def _describe_uncertainty(runs: Runs) -> list[Cell]:
     rows = []
     for folds in _group_seeds(runs):
         try:
-            read = [(fold, Outcomes(found.folder / "outcomes.npz", {})) for fold, found in folds]
+            read = [(fold, read_outcomes(found.folder)) for fold, found in folds]
             rows.append(_measure_folds(read))
         except (OSError, ValueError, KeyError) as error:
-            return [Cell("damaged", "damaged", f"an outcomes.npz of {runs.recipe.name} cannot be used: {error}")] * 7
+            return [Cell("damaged", "damaged", f"the outcomes of {runs.recipe.name} cannot be used: {error}")] * 7
     if not rows:
         return [Cell("not run", "not run", "no seed has all its folds")] * 7
 
