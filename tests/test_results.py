@@ -53,6 +53,19 @@ def test_accuracies_with_intervals_are_those_of_the_headline_table(page):
         assert number in table, f"{page}: {number} %"
 
 
+def test_kept_evaluations_can_be_compared(tmp_path):
+    """What README shows of compare works on records of which decisions alone were kept."""
+    folders = [str(RESULTS / "cifar100" / name) for name in ("fc-seed0", "rtrl-cp-seed0")]
+    command = [sys.executable, "-m", "tensor_dropout", "compare", *folders, "--out", str(tmp_path / "record.json")]
+    subprocess.run(command, check=True, capture_output=True)
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    assert "adaptive/pgd-ce/8/255" in {row["part"] for row in record["pairs"][0]["parts"]}
+    for folder in folders:
+        measured = json.loads((Path(folder) / "evaluation" / "evaluation.json").read_text(encoding="utf-8"))
+        (clean,) = record["uncertainty"][folder]
+        assert clean["nll"] == pytest.approx(measured["summary"]["clean"]["nll"], rel=1e-3)
+
+
 def is_ensemble(recipe):
     return recipe.settings.get("evaluation", {}).get("ensemble", False)
 

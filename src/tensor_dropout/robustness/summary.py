@@ -97,9 +97,13 @@ def make_audit(
 
 
 def describe_uncertainty(outcomes: Outcomes) -> dict[str, dict[str, Any]]:
-    """Clean and under every noise: metric, likelihood, calibration; by condition, such as "gaussian 4 SNR"."""
+    """Clean and under every noise: metric, likelihood, calibration; by condition, such as "gaussian 4 SNR".
+
+    A noise of which the decisions alone were kept is left out.
+    """
     clean = {"corruption": "none", "level": None, "unit": "", **_measure(outcomes, ["clean"])}
-    rows = [clean, *_describe_noise(outcomes, outcomes.names("noise/"))]
+    known = [name for name in outcomes.names("noise/") if {"nll", "output"} & outcomes[name].keys()]
+    rows = [clean, *_describe_noise(outcomes, known)]
     return {" ".join(str(row[key]) for key in ("corruption", "level", "unit")): row for row in rows}
 
 
