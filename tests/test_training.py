@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import os
 import signal
+import threading
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from tensor_dropout.training.checkpoint import list_checkpoints, read_checkpoint
 from tensor_dropout.training.processes import choose_device
 from tensor_dropout.training.sampling import Sampler
 from tensor_dropout.training.schedule import rate_at
-from tensor_dropout.training.step import Average, Step, Targets, choose_speed, make_targets
+from tensor_dropout.training.step import Average, Graph, Step, Targets, choose_speed, make_targets
 from tensor_dropout.training.surroundings import Interruption, explaining_memory, threads
 from training_runs import (
     STEPS_PER_EPOCH,
@@ -598,6 +599,35 @@ def test_training_on_attacks_is_captured(tmp_path):
     result = run(tmp_path, run__device="cuda", net__head="rtrl-cp", run__adversarial=0.1, run__epochs=6)
     assert result["speed"] == "graph"
     assert result["test"]["accuracy"] > 60
+
+
+@cuda
+def test_a_thread_that_pins_memory_does_not_disturb_the_capture(tmp_path, digits):
+    """As a reader of streamed data does; UK Biobank's exercise died of it in one start of three."""
+    process = loop.Process(0, 1, torch.device("cuda", 0))
+    trainer = make_trainer(tmp_path, digits, process=process, run__device="cuda", run__speed="graph")
+    ended, faults = threading.Event(), []
+
+    def pin():
+        size = 1
+        while not ended.is_set():
+            size += 4096  # never one that is already there
+            try:
+                torch.empty(size).pin_memory()
+            except RuntimeError as error:
+                faults.append(error)
+                return
+
+    reader = threading.Thread(target=pin)
+    reader.start()
+    try:
+        take_steps(trainer, 8)
+        torch.cuda.synchronize()
+    finally:
+        ended.set()
+        reader.join()
+    assert faults == []
+    assert isinstance(trainer.step._update, Graph)
 
 
 @cuda

@@ -176,6 +176,15 @@ def main():
         "epochs": given.epochs,
         "covers": COVERS,
         "cache": cache,
+        "projection": {
+            "of": f"{EPOCHS} epochs of {TRAINED:,} volumes, without evaluation; a cache of {PEOPLE:,} volumes",
+            "read": "what streaming asks of the disk: here the cache stayed in the machine's memory after it was written",
+            "cache_gb": PEOPLE * cache["bytes_per_volume"] / 1e9,
+            "cache_hours": PEOPLE * cache["seconds_per_volume"] / 3600,
+            "start_seconds": PEOPLE * cache["start_seconds_per_volume"],
+            "gpus": f"{GPUS} GPUs as if each were as fast as one alone; a batch of 8 leaves each of them one volume",
+        },
+        "environment": describe_environment("nibabel"),
         "runs": [],
     }
     for head, reader in [(head, "stream") for head in given.heads] + [(given.heads[0], "memory")]:
@@ -184,16 +193,7 @@ def main():
         settings = {"head": head, "rank": config.net.rank, "reader": reader}
         settings |= {"batch": config.run.batch, "workers": config.run.workers}
         record["runs"].append({**settings, **found, "projection": project(found["volumes_per_second"], cache)})
-    record["projection"] = {
-        "of": f"{EPOCHS} epochs of {TRAINED:,} volumes, without evaluation; a cache of {PEOPLE:,} volumes",
-        "read": "what streaming asks of the disk: here the cache stayed in the machine's memory after it was written",
-        "cache_gb": PEOPLE * cache["bytes_per_volume"] / 1e9,
-        "cache_hours": PEOPLE * cache["seconds_per_volume"] / 3600,
-        "start_seconds": PEOPLE * cache["start_seconds_per_volume"],
-        "gpus": f"{GPUS} GPUs as if each were as fast as one alone; a batch of 8 leaves each of them one volume",
-    }
-    record["environment"] = describe_environment("nibabel")
-    write_json(given.out / "exercise.json", record)
+        write_json(given.out / "exercise.json", record)  # after every run: the next may be the one that fails
     print(json.dumps(record, indent=2, ensure_ascii=False))
 
 

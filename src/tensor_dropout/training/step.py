@@ -181,7 +181,8 @@ class Graph:
         self.inputs = [tensor.clone() for tensor in inputs]
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        # Readers pin memory in threads of their own meanwhile, which the default mode takes for an error of the capture.
+        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> None:
