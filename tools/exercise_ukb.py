@@ -178,7 +178,7 @@ def main():
         "cache": cache,
         "projection": {
             "of": f"{EPOCHS} epochs of {TRAINED:,} volumes, without evaluation; a cache of {PEOPLE:,} volumes",
-            "read": "what streaming asks of the disk: here the cache stayed in the machine's memory after it was written",
+            "read": "what streaming asks of the disk; here the cache stayed in memory once it was written",
             "cache_gb": PEOPLE * cache["bytes_per_volume"] / 1e9,
             "cache_hours": PEOPLE * cache["seconds_per_volume"] / 3600,
             "start_seconds": PEOPLE * cache["start_seconds_per_volume"],

@@ -181,7 +181,7 @@ class Graph:
         self.inputs = [tensor.clone() for tensor in inputs]
         optimizer.zero_grad(set_to_none=True)
         self.graph = torch.cuda.CUDAGraph()
-        # Readers pin memory in threads of their own meanwhile, which the default mode takes for an error of the capture.
+        # Readers pin memory in other threads meanwhile, which the default mode takes for an error of the capture.
         with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
             function(*self.inputs)
 
