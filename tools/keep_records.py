@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.records import write_json
 from tensor_dropout.training.runs import RunFolder
 from tensor_dropout.writing import replacing
 
@@ -37,7 +36,7 @@ def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: 
             if "environment" in record:
                 record["environment"] = settle_commit(record["environment"], commit, clone, source / name)
             record.pop("classes", None)  # a hundred names, in every record
-            write_json(target / name, record)
+            write_record(target / name, record)
     lines = [line for line in RunFolder(source).metrics() if line["epoch"] % 10 == 0]
     if lines:
         with replacing(target / "metrics.jsonl") as temporary:
@@ -47,6 +46,13 @@ def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: 
         shutil.copyfile(source / "predictions.csv", target / "predictions.csv")
     for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
         keep_decisions(path, (target / path.relative_to(source)).with_suffix(".npz.xz"))
+
+
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """A line for each key: half a thousand records have to be small, and are still read by people now and then."""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+    with replacing(path) as temporary:
+        temporary.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 
 
 def settle_commit(environment: dict[str, Any], commit: str, clone: str | None, path: Path) -> dict[str, Any]:
