@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from tensor_dropout.experiments.cells import find_cell
 from tensor_dropout.experiments.recipes import ROOT as RECIPES
 from tensor_dropout.experiments.recipes import expand, list_experiments, load_recipes
 from tensor_dropout.robustness.outcomes import read_outcomes
+from tensor_dropout.training.runs import flatten
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -64,6 +67,45 @@ def test_kept_evaluations_can_be_compared(tmp_path):
         measured = json.loads((Path(folder) / "evaluation" / "evaluation.json").read_text(encoding="utf-8"))
         (clean,) = record["uncertainty"][folder]
         assert clean["nll"] == pytest.approx(measured["summary"]["clean"]["nll"], rel=1e-3)
+
+
+def test_the_command_of_the_guide_is_the_one_that_made_the_record():
+    """docs/brain_age.md says that what a reader types there is a run of the table; the settings must agree."""
+    text = (ROOT / "docs" / "brain_age.md").read_text(encoding="utf-8")
+    (block,) = (each for each in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "rtrl-cp-fold1" in each)
+    typed = shlex.split(block.replace("\\\n", " "))
+    listed = subprocess.run(
+        [sys.executable, "-m", "tensor_dropout", *typed[1:], "--keys"], check=True, capture_output=True, text=True
+    )
+    settings = flatten(tomllib.loads(listed.stdout))
+    made = json.loads((RESULTS / "mri" / "rtrl-cp-fold1-paper-seed0" / "run.json").read_text("utf-8"))["settings"]
+    # The folder, the default written out, and when to look and to save: nothing that changes the network.
+    free = {"data.root", "data.options.augment", "run.evaluate_every", "run.checkpoint_epochs"}
+    assert made["data.options.augment"] is True
+    assert {key: settings[key] for key in made if key not in free} == {
+        key: value for key, value in made.items() if key not in free
+    }
+
+
+def test_errors_by_training_are_those_of_the_evaluations():
+    from write_tables import load_section
+
+    (table,) = (
+        each for each in load_section("mri-noise").tables if "Rician" in each.caption and "by train" in each.caption
+    )
+    assert table.caption.endswith("SNR 4")
+    for row in table.rows:
+        (name,) = (recipe.name for recipe in load_recipes("mri-noise", "paper") if recipe.row == row[0].text)
+        for way, cell in zip(table.columns[1:], row[1:], strict=True):
+            pattern = rf"{name}-fold\d-{way}-seed\d"
+            runs = [path for path in (RESULTS / "mri-noise").iterdir() if re.fullmatch(pattern, path.name)]
+            errors = [
+                noise["mae"]
+                for run in runs
+                for noise in json.loads((run / "evaluation.json").read_text("utf-8"))["summary"]["noise"]
+                if (noise["corruption"], noise["level"]) == ("rician", 4)
+            ]
+            assert cell.text == (f"{np.mean(errors):.1f} ({len(runs)})" if runs else "")
 
 
 def is_ensemble(recipe):

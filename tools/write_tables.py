@@ -24,6 +24,8 @@ PICTURES = {
     "cifar100-paper.png": "docs/images/cifar100.png",
     "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",
     "cifar100-attacks-paper.png": "docs/images/cifar100-attacks.png",
+    "mri-paper.png": "docs/images/mri.png",
+    "mri-noise-paper.png": "docs/images/mri-noise.png",
     "mri-small-paper.png": "docs/images/mri-small.png",
 }
 

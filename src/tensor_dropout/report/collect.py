@@ -30,6 +30,7 @@ _BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
     "cifar100-surface": build_surface,
     "cifar100-tuning": build_tuning,
     "beyond-search": build_tuning,
+    "beyond-laptop-search": build_tuning,
     "beyond-small": build_conditions,
     "beyond-labels": build_conditions,
     "beyond-unknown": build_unknown,

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tensor_dropout.experiments.recipes import describe_experiment
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
@@ -13,7 +15,7 @@ from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_r
 
 _NOTE = (
     "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t); "
-    "in a cross-validation, over folds (t), whose people differ."
+    "in a cross-validation, over folds (t), whose people differ; of errors in years, over their logarithms."
 )
 
 
@@ -26,7 +28,7 @@ def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
         for family in describe_experiment(experiment)["both"]["evaluation"]["noise"]:
             caption = f"Mean absolute error in years under {_NAMES[family]} noise, {size}"
             table, panels[_NAMES[family]] = tabulate_noise(networks, caption, label, family)
-            tables.append(table)
+            tables += [table, *_tabulate_variants(networks, f"{caption}, by training", label, family)]
         if any(panels.values()):
             stem = figures / f"{experiment}-{preset}"
             drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
@@ -58,6 +60,33 @@ def tabulate_noise(
         shown = [_show(row) for row in curves[name]] if name in curves else [missing] * (len(columns) - 1)
         rows.append([Cell(name), *shown])
     return Table(caption, columns, rows, _NOTE, label), curves
+
+
+_VARIANTS_NOTE = (
+    "Each fold chose how it is trained, so that a column has other folds for other heads; empty: no fold of that head "
+    "chose it. In brackets: runs."
+)
+
+
+def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, family: str) -> list[Table]:
+    """Where folds were trained in different ways: a row for each head, a column for each way, at a middle level."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for name, runs in networks.items():
+        for cell, one in runs.found if runs.broken() is None else []:
+            if one.state == "done" and one.evaluation and "variant" in cell.point:
+                rows = [row for row in one.evaluation["summary"]["noise"] if row["corruption"] == family]
+                ways = found.setdefault(name, {})
+                ways.setdefault(cell.point["variant"], []).append(rows[len(rows) // 2]["mae"])
+    columns = sorted({way for each in found.values() for way in each})
+    if len(columns) < 2:
+        return []
+    lines = [[Cell(name), *(_show_way(each.get(way, [])) for way in columns)] for name, each in found.items()]
+    level = f"SNR {rows[len(rows) // 2]['level']:g}"
+    return [Table(f"{caption}, {level}", ["head", *columns], lines, _VARIANTS_NOTE, label)]
+
+
+def _show_way(values: list[float]) -> Cell:
+    return Cell(f"{np.mean(values):.1f} ({len(values)})", "ours") if values else Cell("")
 
 
 def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any]) -> list[dict[str, Any]]:

@@ -208,16 +208,24 @@ def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] |
     Example:
         >>> pool([{"mae": 3.0, "low": 2.0, "high": 4.0}], "mae")
         {'mae': 3.0, 'low': 2.0, 'high': 4.0, 'runs': 1}
+        >>> [round(value, 1) for value in pool([{"mae": 2.0}, {"mae": 3.0}, {"mae": 4.0}], "mae").values()]
+        [3.0, 1.3, 7.1, 3]
     """
     names = list(groups) if groups is not None and len(set(groups)) > 1 else list(range(len(rows)))
     grouped: dict[Any, list[float]] = {}
     for name, row in zip(names, rows, strict=True):
         grouped.setdefault(name, []).append(row[metric])
     values = [float(np.mean(own)) for own in grouped.values()]
-    low, high = seed_interval(values) if len(values) > 1 else (rows[0]["low"], rows[0]["high"])
-    if metric == "accuracy":  # in %; Student's t knows no limits
-        low, high = max(low, 0.0), min(high, 100.0)
-    return {metric: float(np.mean(values)), "low": low, "high": high, "runs": len(rows)}
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        low, high = rows[0]["low"], rows[0]["high"]
+    elif metric == "mae" and min(values) > 0:  # under noise errors differ by factors: Student's t of their logarithms
+        ends = np.subtract(seed_interval(np.log(values)), np.mean(np.log(values)))
+        low, high = (float(end) for end in mean * np.exp(ends))
+    else:
+        low, high = seed_interval(values)
+        low, high = max(low, 0.0), min(high, 100.0) if metric == "accuracy" else high  # which t does not know
+    return {metric: mean, "low": low, "high": high, "runs": len(rows)}
 
 
 # Names.
