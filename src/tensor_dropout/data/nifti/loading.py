@@ -76,7 +76,7 @@ def load_nifti(
         test: fraction (or number) of the subjects to test on; not used with folds.
         validation: fraction (or number) of the subjects that are not tested, held out for choosing.
         augment: flip left and right and shift by at most two voxels, in training; "strong" flips, turns by at most 10
-            degrees about every axis, zooms by 10 %, moves by 5 % and bends the contrast. It blurs, and may shift all ages.
+            degrees about every axis, zooms by 10 %, moves by 5 % and bends the contrast; it blurs.
         memory: the most gigabytes of volumes to hold in memory; larger sets stream from the cache.
         cache: folder for the prepared volumes; by default ROOT/.cache, or the user's cache folder if that is read-only.
             Those that were not used for 30 days are deleted there when others are prepared.
