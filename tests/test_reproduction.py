@@ -34,7 +34,7 @@ from tensor_dropout.data.cifar import DATA_VARIABLE
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.experiments import digits, paper, recipes, sweep, synthetic
 from tensor_dropout.experiments.cells import FORMAT, Place, find_cell, run_cell
-from tensor_dropout.experiments.recipes import Cell, expand, list_experiments, load_recipes
+from tensor_dropout.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout.nets.heads import build_head
 from tensor_dropout.records import describe_command, write_json
 from tensor_dropout.report.characters import escape_latex
@@ -1189,8 +1189,45 @@ def test_noise_of_one_run_has_the_records_interval_of_several_students(everythin
     shown = table.rows[0]
     assert [cell.text for cell in shown] == ["FC", "4.00", "8.00"]
     for cell, column in zip(shown[1:], zip(*values, strict=True), strict=True):
-        low, high = seed_interval(column)
+        low, high = np.exp(seed_interval(np.log(column))) * np.mean(column) / np.exp(np.mean(np.log(column)))
         assert cell.detail == f"95 % interval {low:.2f} to {high:.2f}, 3 runs"
+
+
+def forge_noise(cell, base, **errors):
+    """An evaluation with these errors at each level, "rician8" or "gaussian4"."""
+    ends = {"low": 0.0, "high": 1.0}
+    rows = [
+        {"corruption": key.rstrip("0123456789"), "level": float(re.sub(r"\D", "", key)), "mae": value, **ends}
+        for key, value in errors.items()
+    ]
+    forge(cell, base, evaluation={"summary": {"clean": {"mae": 1.0, **ends}, "noise": rows}})
+
+
+def test_errors_under_noise_by_how_folds_were_trained(tmp_path):
+    """Means over folds at the middle level that all runs have; a head that failed says so, one not run as well."""
+    ways = {}
+    for cell in expand(load_recipe("mri-noise", "fc"), "paper"):
+        ways.setdefault(cell.point[VARIANT], {}).setdefault(cell.point["data.options.fold"], []).append(cell)
+    fast, paper = ways["fast-cycle"], ways["paper"]
+    first, second = (seeds for seeds in list(fast.values())[:2])
+    forge_noise(first[0], tmp_path, rician8=9.0, rician4=10.0, rician2=5.0, gaussian4=1.0)
+    forge_noise(first[1], tmp_path, rician8=9.0, rician4=20.0, rician2=5.0)
+    forge_noise(second[0], tmp_path, rician8=9.0, rician4=45.0, rician2=5.0, rician1=99.0)
+    forge_noise(next(iter(paper.values()))[0], tmp_path, gaussian4=7.0)  # no Rician noise at all
+    tables = section_of("mri-noise", tmp_path, tmp_path / "figures", "paper").tables
+    (table,) = (each for each in tables if "Rician" in each.caption and "by training" in each.caption)
+    assert table.caption.endswith("SNR 4")
+    rows = {row[0].text: dict(zip(table.columns[1:], row[1:], strict=True)) for row in table.rows}
+    assert list(rows) == [recipe.row for recipe in load_recipes("mri-noise", "paper")]
+    assert rows["FC"]["fast-cycle"].text == "30.0 (3)"
+    assert rows["FC"]["paper"].state == rows["Tucker"]["cycle"].state == "not run"
+    assert rows["FC"]["cycle"].text == ""
+
+
+def test_nothing_is_shown_by_training_where_all_folds_were_trained_alike(everything, tmp_path):
+    assert not [
+        each for each in section_of("mri-noise", everything.base, tmp_path).tables if "by training" in each.caption
+    ]
 
 
 def forge_people(base, recipe, make):

@@ -15,7 +15,7 @@ from tensor_dropout.experiments.cells import FORMAT
 from tensor_dropout.experiments.recipes import ROOT as RECIPES
 from tensor_dropout.experiments.recipes import expand, load_recipes
 from tensor_dropout.records import write_json
-from tensor_dropout.robustness.outcomes import Outcomes, read_outcomes
+from tensor_dropout.robustness.outcomes import Outcomes, open_outcomes, read_outcomes
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from choose_variants import FOLD, choose, write_points
@@ -123,6 +123,15 @@ def test_packed_outcomes_keep_decisions_and_what_is_clean(tmp_path):
     for key, values in sure.items():
         assert kept["clean"][key].dtype == values.dtype
         assert np.array_equal(kept["clean"][key], values)
+    with pytest.raises(TensorDropoutError, match="nothing is added"):
+        kept.add("noise", {}, sure, 0.0)
+    with pytest.raises(TensorDropoutError, match=r"holds a record that is kept .* choose another folder with --out"):
+        open_outcomes(packed.parent, {"networks": ["other"]})
+    shutil.copyfile(made.path, packed.parent / "outcomes.npz")
+    with pytest.raises(TensorDropoutError, match="holds two evaluations"):
+        read_outcomes(packed.parent)
+    (packed.parent / "outcomes.npz").unlink()
+    assert [path.name for path in packed.parent.iterdir()] == ["outcomes.npz.xz"]
     whole = packed.read_bytes()
     for damaged in (b"", b"no archive", whole[: len(whole) // 2]):
         packed.write_bytes(damaged)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import dataclasses
 import os
 import signal
@@ -155,6 +156,24 @@ def test_bf16_trains_on_a_cpu(tmp_path):
     assert result["precision"] == "bfloat16"
     assert read_weights(tmp_path)["conv1.weight"].dtype == torch.float32
     assert read_metrics(tmp_path)[0]["loss"] < 2.4
+
+
+def test_predictions_are_in_single_precision_whatever_trained_them(tmp_path):
+    """An age of 70 has no decimals in bfloat16; heads with and without an exact spread answer alike."""
+    options = {"n": 24, "size": [8, 8, 8]}
+    run(
+        tmp_path,
+        data__name="phantom",
+        data__options=options,
+        run__batch=4,
+        run__epochs=1,
+        run__precision="bf16",
+        net__head="fc",
+    )
+    with (tmp_path / "predictions.csv").open(newline="", encoding="utf-8") as file:
+        predicted = torch.tensor([float(row["predicted"]) for row in csv.DictReader(file)])
+    assert len(predicted) > 3
+    assert (predicted != predicted.bfloat16().float()).any()
 
 
 def test_channels_last_trains_alike_on_a_cpu(tmp_path, digits):
@@ -606,14 +625,12 @@ def test_a_thread_that_pins_memory_does_not_disturb_the_capture(tmp_path, digits
     """As a reader of streamed data does; UK Biobank's exercise died of it in one start of three."""
     process = loop.Process(0, 1, torch.device("cuda", 0))
     trainer = make_trainer(tmp_path, digits, process=process, run__device="cuda", run__speed="graph")
-    ended, faults = threading.Event(), []
+    ended, faults, held = threading.Event(), [], []
 
     def pin():
-        size = 1
-        while not ended.is_set():
-            size += 4096  # never one that is already there
+        while not ended.is_set() and len(held) < 20_000:
             try:
-                torch.empty(size).pin_memory()
+                held.append(torch.empty(1024, pin_memory=True))  # kept, so that none can be used again: CUDA is asked
             except RuntimeError as error:
                 faults.append(error)
                 return

@@ -2,8 +2,9 @@
 
 ``mri-tuning mri``: for every head and fold, the variant with the smallest error on the people that were held out from
 that fold's training part. Each fold chooses by itself: people who test one fold are among those held out in others.
-``beyond-search beyond-best``: for every head, the trial with the highest accuracy on held-out images. The test examples
-choose nothing, and nothing is chosen before all trials of all heads are there.
+``beyond-search beyond-best`` and ``beyond-laptop-search beyond-laptop``: for every head, the trial with the highest
+accuracy on held-out images. The test examples choose nothing, and nothing is chosen before all trials of all heads are
+there.
 """
 
 from __future__ import annotations

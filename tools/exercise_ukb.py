@@ -187,7 +187,10 @@ def main():
         "environment": describe_environment("nibabel"),
         "runs": [],
     }
-    for head, reader in [(head, "stream") for head in given.heads] + [(given.heads[0], "memory")]:
+    plan = [(head, "stream") for head in given.heads] + [(given.heads[0], "memory")]
+    record["planned_runs"] = len(plan)
+    write_json(given.out / "exercise.json", record)
+    for head, reader in plan:
         config = configure(given, data, head, 0.0 if reader == "stream" else 1e6)
         found = measure_run(config, given.out / "runs" / f"{head}-{reader}")
         settings = {"head": head, "rank": config.net.rank, "reader": reader}

@@ -1,10 +1,10 @@
 """Copy what a repository keeps of finished runs: ``python tools/keep_records.py SOURCE TARGET --commit REV``.
 
 SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
-records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the predictions of
-regressions; weights are not. The commit is that of the code that ran, which a machine without its history cannot know;
-where it was known, both must agree, or the machine's clone is named: files were sent there that it had not committed.
-Folders of that machine become words.
+records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone (packed with xz), and the
+predictions of regressions; weights are not. The commit is that of the code that ran, which a machine without its
+history cannot know; where it was known, both must agree, or the machine's clone is named: files were sent there that
+it had not committed. Folders of that machine become words.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from tensor_dropout.robustness.outcomes import PACKED, PLAIN
 from tensor_dropout.training.runs import RunFolder
 from tensor_dropout.writing import replacing
 
@@ -44,13 +45,15 @@ def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: 
     if (source / "result.json").is_file() and json.loads((source / "result.json").read_text())["task"] == "regression":
         # a line per scan: few, and all is made of them
         shutil.copyfile(source / "predictions.csv", target / "predictions.csv")
-    for path in (*source.glob("outcomes.npz"), *source.glob("*/outcomes.npz")):
-        keep_decisions(path, (target / path.relative_to(source)).with_suffix(".npz.xz"))
+    for path in (*source.glob(PLAIN), *source.glob(f"*/{PLAIN}")):
+        keep_decisions(path, (target / path.relative_to(source)).with_name(PACKED))
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
     """A line for each key: half a thousand records have to be small, and are still read by people now and then."""
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
+    lines = ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in record.items()
+    )
     with replacing(path) as temporary:
         temporary.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

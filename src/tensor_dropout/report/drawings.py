@@ -133,7 +133,7 @@ Levels = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Path]:
-    """MAE (on a scale of ratios) over SNR with bands, a panel for each noise; clean is a dotted line of its colour."""
+    """MAE over SNR with bands, a panel for each noise, a curve for each head; clean is a dotted line of its colour."""
     with draw_figure(4.4 * len(panels), 3.4) as figure:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, (noise, curves) in zip(axes, panels.items(), strict=True):
@@ -144,13 +144,13 @@ def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Pat
                 axis.fill_between(levels, low, high, color=COLORS[k], alpha=0.2)
                 axis.plot(levels, [row["mae"] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
                 axis.axhline(rows[0]["mae"], color=COLORS[k], linestyle=":", linewidth=0.9)
-            axis.set_xscale("log", base=2)
-            axis.set_yscale("log")
-            axis.set_xticks(levels, [f"{level:g}" for level in levels])
-            axis.yaxis.set_major_formatter("{x:g}")
+            levels = sorted({row["level"] for rows in curves.values() for row in rows} - {None})
+            if levels:
+                axis.set_xscale("log", base=2)
+                axis.set_yscale("log")
+                axis.set_xticks(levels, [f"{level:g}" for level in levels])
+                axis.yaxis.set_major_formatter("{x:g}")
             axis.set(xlabel="SNR, σ²(signal)/σ²(noise)", title=f"{noise} noise")
-        means = [row["mae"] for curves in panels.values() for rows in curves.values() for row in rows]
-        axes[0].set_ylim(min(means) / 1.5, max(means) * 1.5)  # a band may begin at 0
         axes[0].set_ylabel("MAE, years")
         axes[0].legend(fontsize=7)
         figure.suptitle(title, fontsize=10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import lzma
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -84,24 +83,12 @@ def slim(arrays: Arrays) -> Arrays:
     return {"predicted": arrays["predicted"], "confidence": arrays["confidence"].astype(np.float16)}
 
 
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    TypeError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-)
-
-
-def _open(path: Path) -> Path | io.BytesIO:
-    return io.BytesIO(lzma.decompress(path.read_bytes())) if path.suffix == ".xz" else path
+PLAIN, PACKED = "outcomes.npz", "outcomes.npz.xz"
+"""The file of an evaluation; one that is kept is packed: attacks often end in the same decisions, which zip misses."""
 
 
 class Outcomes:
-    """The parts of an evaluation that are done, in ``outcomes.npz``.
+    """The parts of an evaluation that are done, in ``outcomes.npz``, or ``outcomes.npz.xz`` to be read only.
 
     Args:
         path: the file; it need not exist.
@@ -131,8 +118,9 @@ class Outcomes:
                 arrays = {name: file[name] for name in file.files}
             header = json.loads(str(arrays.pop("header")))
             self._identity, self._settings = header["identity"], header["parts"]
-        except _UNREADABLE as error:
-            raise TensorDropoutError(f"evaluate: {self.path} cannot be read ({error}); delete it") from error
+        except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+            advice = "restore it" if self.path.suffix == ".xz" else "delete it"
+            raise TensorDropoutError(f"evaluate: {self.path} cannot be read ({error}); {advice}") from error
         for name, array in arrays.items():
             part, _, key = name.rpartition("/")
             (self._parts.setdefault(part, {}) if part else self.examples)[key] = array
@@ -148,6 +136,8 @@ class Outcomes:
 
     def add(self, part: str, settings: Mapping[str, Any], arrays: Arrays, seconds: float) -> None:
         """Keep a part that is done, and write the file anew."""
+        if self.path.suffix == ".xz":
+            raise TensorDropoutError(f"evaluate: {self.path} is packed; nothing is added to it")
         self._parts[part] = arrays
         self._settings[part] = {"settings": json.loads(json.dumps(settings)), "seconds": round(seconds, 3)}
         header = json.dumps({"identity": self.identity, "parts": self._settings}, ensure_ascii=False)
@@ -171,16 +161,42 @@ class Outcomes:
         return [part for part in self._parts if part.startswith(prefix)]
 
 
-def read_outcomes(folder: Path) -> Outcomes:
-    """The outcomes of a finished or unfinished evaluation; ``outcomes.npz.xz`` is one that was packed to be kept.
+def open_outcomes(folder: Path, identity: Mapping[str, Any]) -> Outcomes:
+    """The outcomes in a folder, to go on with, or to begin.
 
     Raises:
-        TensorDropoutError: if there are none.
+        TensorDropoutError: if the folder holds those of something else, or packed ones.
     """
-    packed = folder / "outcomes.npz.xz"  # attacks often end in the same decisions, which xz sees and zip does not
-    path = packed if packed.is_file() else folder / "outcomes.npz"
-    if not path.is_file():
+    if (folder / PACKED).is_file():
         raise TensorDropoutError(
-            f"{folder} holds no evaluation (no outcomes.npz); make one with: tensor-dropout evaluate"
+            f"evaluate: {folder} holds a record that is kept ({PACKED}), to which nothing is added; choose another "
+            "folder with --out"
         )
-    return Outcomes(path, {})
+    return Outcomes(folder / PLAIN, identity)
+
+
+def read_outcomes(folder: Path) -> Outcomes:
+    """The outcomes of a finished or unfinished evaluation, packed or not.
+
+    Raises:
+        TensorDropoutError: if there are none, or both.
+    """
+    found = [path for path in (folder / PLAIN, folder / PACKED) if path.is_file()]
+    if not found:
+        raise TensorDropoutError(
+            f"{folder} holds no evaluation (no {PLAIN}, no {PACKED}); make one with: tensor-dropout evaluate"
+        )
+    if len(found) > 1:
+        raise TensorDropoutError(f"{folder} holds two evaluations, {PLAIN} and {PACKED}; move one of them elsewhere")
+    return Outcomes(found[0], {})
+
+
+def _open(path: Path) -> Path | io.BytesIO:
+    if path.suffix != ".xz":
+        return path
+    import lzma  # which some builds of Python lack
+
+    try:
+        return io.BytesIO(lzma.decompress(path.read_bytes()))
+    except lzma.LZMAError as error:
+        raise ValueError(str(error)) from error

@@ -27,7 +27,7 @@ from tensor_dropout.robustness.evaluation import (
     take_examples,
 )
 from tensor_dropout.robustness.noise import CORRUPTIONS, suitable
-from tensor_dropout.robustness.outcomes import Outcomes
+from tensor_dropout.robustness.outcomes import Outcomes, open_outcomes
 from tensor_dropout.robustness.summary import summarize_evaluation
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.training.processes import choose_device
@@ -105,7 +105,7 @@ def evaluate_run(
         "seed": settings.seed,
         "twin": _fingerprint(twin) if twin is not None else f"trained, {settings.twin_epochs} epochs",
     }
-    outcomes = Outcomes(folder / "outcomes.npz", identity)
+    outcomes = open_outcomes(folder, identity)
     if outcomes.names():
         print(f"Going on: {len(outcomes.names())} parts in {folder} are done.", file=sys.stderr)
     source = None

@@ -267,14 +267,18 @@ class Trainer:
         self.reporter.finish_epoch(line)
 
     def evaluate(self, part: str, uncertainty: bool = False, network: nn.Module | None = None) -> Outcome:
-        """Outputs on a part of the data, of the averaged weights if there is an average."""
+        """Outputs on a part of the data, of the averaged weights if there is an average.
+
+        The network that is kept answers in single precision, as it will in use; bfloat16 has no age from 70 to 70.5.
+        """
         target = self.averaged() if network is None else network
+        dtype = self.dtype if network is None else torch.promote_types(self.dtype, torch.float32)
         return evaluate(
             target,
             self.data,
             splits(self.data)[part],
             device=self.process.device,
-            dtype=self.dtype,
+            dtype=dtype,
             batch=choose_evaluation_batch(self.config.run.batch, self.data.input_shape),
             workers=self.config.run.workers,
             mean=self.targets.mean if network is None else None,

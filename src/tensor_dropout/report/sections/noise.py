@@ -8,14 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.experiments.recipes import describe_experiment
+from tensor_dropout.experiments.cells import Found
+from tensor_dropout.experiments.recipes import VARIANT, describe_experiment
 from tensor_dropout.report import drawings
 from tensor_dropout.report.model import Cell, Figure, Section, Table
 from tensor_dropout.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, pool
 
 _NOTE = (
     "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t); "
-    "in a cross-validation, over folds (t), whose people differ; of errors in years, over their logarithms."
+    "in a cross-validation, over folds (t, of the logarithms), whose people differ. Five folds that were trained in "
+    "different ways are no sample of one kind: there the interval covers less than it says."
 )
 
 
@@ -29,7 +31,7 @@ def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
             caption = f"Mean absolute error in years under {_NAMES[family]} noise, {size}"
             table, panels[_NAMES[family]] = tabulate_noise(networks, caption, label, family)
             tables += [table, *_tabulate_variants(networks, f"{caption}, by training", label, family)]
-        if any(panels.values()):
+        if any(len(rows) > 1 for curves in panels.values() for rows in curves.values()):  # not clean alone
             stem = figures / f"{experiment}-{preset}"
             drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
             heads = ", ".join(next(iter(panels.values())))
@@ -64,39 +66,58 @@ def tabulate_noise(
 
 _VARIANTS_NOTE = (
     "Each fold chose how it is trained, so that a column has other folds for other heads; empty: no fold of that head "
-    "chose it. In brackets: runs."
+    "chose it. Means over folds; in brackets: runs."
 )
 
 
 def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, family: str) -> list[Table]:
     """Where folds were trained in different ways: a row for each head, a column for each way, at a middle level."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, runs in networks.items():
-        for cell, one in runs.found if runs.broken() is None else []:
-            if one.state == "done" and one.evaluation and "variant" in cell.point:
-                rows = [row for row in one.evaluation["summary"]["noise"] if row["corruption"] == family]
-                ways = found.setdefault(name, {})
-                ways.setdefault(cell.point["variant"], []).append(rows[len(rows) // 2]["mae"])
-    columns = sorted({way for each in found.values() for way in each})
-    if len(columns) < 2:
+    variants = list(dict.fromkeys(cell.point.get(VARIANT) for runs in networks.values() for cell, _ in runs.found))
+    levels = [_read_levels(found, family) for runs in networks.values() for _, found in runs.found]
+    shared = [level for level in next(filter(None, levels), {}) if all(level in each for each in levels if each)]
+    if len(variants) < 2 or not shared:
         return []
-    lines = [[Cell(name), *(_show_way(each.get(way, [])) for way in columns)] for name, each in found.items()]
-    level = f"SNR {rows[len(rows) // 2]['level']:g}"
-    return [Table(f"{caption}, {level}", ["head", *columns], lines, _VARIANTS_NOTE, label)]
+    level = shared[len(shared) // 2]
+    rows = [
+        [Cell(name), *(_show_variant(runs, variant, family, level) for variant in variants)]
+        for name, runs in networks.items()
+    ]
+    return [Table(f"{caption}, SNR {level:g}", ["head", *map(str, variants)], rows, _VARIANTS_NOTE, label)]
 
 
-def _show_way(values: list[float]) -> Cell:
-    return Cell(f"{np.mean(values):.1f} ({len(values)})", "ours") if values else Cell("")
+def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
+    """The mean over folds of the means over seeds; what is wrong with the runs, if something is."""
+    own = Runs(runs.recipe, [(cell, found) for cell, found in runs.found if cell.point.get(VARIANT) == variant])
+    if not own.found:
+        return Cell("")
+    folds: dict[Any, list[float]] = {}
+    for cell, found in own.found:
+        if level in (levels := _read_levels(found, family)):
+            folds.setdefault(cell.point.get(FOLD), []).append(levels[level])
+    broken = own.broken()
+    if broken is not None or not folds:
+        return broken or Cell("not run", "not run")
+    mean = np.mean([np.mean(seeds) for seeds in folds.values()])
+    return Cell(f"{mean:.1f} ({sum(map(len, folds.values()))})", "ours")
+
+
+def _read_levels(found: Found, family: str) -> dict[float, float]:
+    """The error at each level of a noise; nothing if the run is not done, or was not shown that noise."""
+    if found.state != "done" or not found.evaluation:
+        return {}
+    rows = found.evaluation["summary"].get("noise", [])
+    return {row["level"]: row["mae"] for row in rows if row["corruption"] == family}
 
 
 def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any]) -> list[dict[str, Any]]:
-    """Mean and interval of each level; the first, None, is clean."""
+    """Mean and interval of each level that all runs have; the first, None, is clean."""
     per_run = [
         {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == family}}
         for each in summaries
     ]
     metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"
-    return [{"level": level, **pool([run[level] for run in per_run], metric, folds)} for level in per_run[0]]
+    shared = [level for level in per_run[0] if all(level in run for run in per_run)]
+    return [{"level": level, **pool([run[level] for run in per_run], metric, folds)} for level in shared]
 
 
 def _show(row: Mapping[str, Any]) -> Cell:

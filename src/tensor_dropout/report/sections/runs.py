@@ -219,13 +219,25 @@ def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] |
     mean = float(np.mean(values))
     if len(values) == 1:
         low, high = rows[0]["low"], rows[0]["high"]
-    elif metric == "mae" and min(values) > 0:  # under noise errors differ by factors: Student's t of their logarithms
-        ends = np.subtract(seed_interval(np.log(values)), np.mean(np.log(values)))
-        low, high = (float(end) for end in mean * np.exp(ends))
+    elif metric == "mae" and min(values) > 0:
+        low, high = _ratio_interval(values)
     else:
         low, high = seed_interval(values)
-        low, high = max(low, 0.0), min(high, 100.0) if metric == "accuracy" else high  # which t does not know
+        low = max(low, 0.0)  # Student's t knows no limits
+        high = min(high, 100.0) if metric == "accuracy" else high
     return {metric: mean, "low": low, "high": high, "runs": len(rows)}
+
+
+def _ratio_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Student's t interval of errors that differ by factors: over their logarithms, put about the arithmetic mean.
+
+    Example:
+        >>> [round(end, 1) for end in _ratio_interval([10.0, 20.0, 90.0])]
+        [2.5, 651.5]
+    """
+    logs = np.log(values)
+    low, high = np.exp(np.subtract(seed_interval(logs), logs.mean())) * np.mean(values)
+    return float(low), float(high)
 
 
 # Names.
