@@ -77,11 +77,9 @@ def make_headline() -> Table:
 
 
 def render_table(table: Table) -> str:
-    """A table without footnotes and without what only concerns miniatures."""
-    kept = [k for k, head in enumerate(table.columns) if "miniature" not in head]
-    rows = [[row[k] for k in kept] for row in table.rows if "miniature" not in row[0].text]
-    head = [escape_markdown(table.columns[k]).removesuffix(", ours, full size") for k in kept]
-    lines = [head, ["---"] * len(kept), *([_write(cell) for cell in row] for row in rows)]
+    """A table without footnotes."""
+    head = [escape_markdown(column).removesuffix(", ours, full size") for column in table.columns]
+    lines = [head, ["---"] * len(head), *([_write(cell) for cell in row] for row in table.rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

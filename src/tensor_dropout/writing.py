@@ -68,6 +68,30 @@ def alone_in(folder: Path) -> Iterator[bool]:
                 lock.unlink(missing_ok=True)
 
 
+def is_in_use(folder: Path) -> bool:
+    """Whether a process is in a block of :func:`alone_in` of this folder; no, where there are no locks.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> with alone_in(folder):
+        ...     is_in_use(folder)
+        True
+        >>> is_in_use(folder)
+        False
+    """
+    if fcntl is None:
+        return False
+    try:
+        with open(folder / ".lock") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place at the end of the block, unless the block fails.

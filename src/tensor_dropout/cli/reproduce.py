@@ -200,7 +200,8 @@ def report(
                 raise TensorDropoutError(f"report: there is no folder {folder}")
         if not bases:
             raise TensorDropoutError(
-                "report: there are no results under out/reproduce; make some with: tensor-dropout reproduce all"
+                "report: there are no results under out/reproduce; make some with: tensor-dropout reproduce all, or "
+                "take the records of a clone: tensor-dropout report --full results"
             )
         paths = write_report(bases, out)
     typer.echo("Wrote:")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tensor_dropout.experiments.cells import Place, complete, find_cell
 from tensor_dropout.experiments.recipes import Cell, expand, load_recipes, suggest
 from tensor_dropout.experiments.sweep import group_cells, run_sweep
 from tensor_dropout.figures import require_matplotlib
+from tensor_dropout.training.processes import choose_device
 
 SUMMARY = "tables and figures of the paper, by recipes"
 PRESETS = {"quick": None, "paper": None}
@@ -61,6 +63,9 @@ def run_cells(
     wanted = {"missing", "failed", "damaged", *(["stale"] if place.rerun_stale else [])}
     pending = [cell for cell in cells if states[cell.experiment, cell.slug] in wanted]
     check_data(pending, place)
+    if pending:
+        where = "SLURM" if cluster == "slurm" else choose_device(place.device).type
+        print(f"{len(pending)} of {len(cells)} runs are to do, on {where}.", file=sys.stderr, flush=True)
     ensembles = [cell for cell in pending if cell.others]  # after all their members, which several processes train
     members = [source for cell in ensembles for source in (cell.of, *cell.others) if source is not None]
     for wave in (_list_once([*members, *(cell for cell in pending if not cell.others)]), ensembles):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -75,6 +76,7 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
                     advance.describe(f"{cell.experiment}/{cell.slug}")
                     run_cell(cell, place)
                     advance(1)
+                    _tell([cell], place)
             return
         submitit = import_extra("submitit", "cli", "reproduce")
         executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
@@ -100,15 +102,24 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
 
 
 def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> None:
-    done = 0
+    pending = cells
     while True:
         finished = all(job.done() for job in jobs)
-        now = sum(find_cell(cell, place.base).state in ("done", "failed") for cell in cells)
-        advance(now - done)
-        done = now
+        ended = [cell for cell in pending if find_cell(cell, place.base).state in ("done", "failed")]
+        pending = [cell for cell in pending if cell not in ended]
+        advance(len(ended))
+        _tell(ended, place)
         if finished:
             return
         time.sleep(0.5)
+
+
+def _tell(ended: list[Cell], place: Place) -> None:
+    """A line for each run that ended, where no bar can be shown: in the file of a batch job, say."""
+    if not sys.stderr.isatty():
+        for cell in ended:
+            state = find_cell(cell, place.base).state
+            print(f"{state}: {cell.experiment}/{cell.slug}", file=sys.stderr, flush=True)
 
 
 def _stop(job: Any, cluster: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from tensor_dropout.experiments.recipes import list_experiments
@@ -67,7 +68,19 @@ def build_section(experiment: str, bases: Bases, figures: Path) -> Section:
         bases: preset -> the folder of its results.
         figures: the folder for its pictures.
     """
-    return _BUILDERS.get(experiment, build_scores)(experiment, bases, figures)
+    section = _BUILDERS.get(experiment, build_scores)(experiment, bases, figures)
+    return section if "quick" in bases else _leave_out(section, SIZES["quick"])
+
+
+def _leave_out(section: Section, size: str) -> Section:
+    """Without the tables, columns and rows of a size of which there is no folder: each would say "not run"."""
+    tables = []
+    for table in section.tables:
+        kept = [k for k, head in enumerate(table.columns) if size not in head]
+        rows = [[row[k] for k in kept] for row in table.rows if size not in row[0].text]
+        if size not in table.caption:
+            tables.append(replace(table, columns=[table.columns[k] for k in kept], rows=rows))
+    return replace(section, tables=tables)
 
 
 def _environment(bases: Bases) -> list[tuple[str, str]]:

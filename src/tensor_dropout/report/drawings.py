@@ -95,10 +95,10 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], stem: Path, title: st
                 x, y = zip(*curve, strict=True)
                 axis.plot(x, y, label=label, color=COLORS[k % 7], marker=MARKERS[k % 7])
             axis.set_xscale("log")
-            axis.set(xlabel="magnitude λ·10⁻³ of the range", title=panel)
-            axis.set_ylim(bottom=0)
+            axis.set(xlabel="magnitude, share of the range", title=panel)
             axis.legend(fontsize=7)
         axes[0].set_ylabel("accuracy, %")
+        axes[0].set_ylim(bottom=0)  # of all panels, once all curves are there
         figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)
 

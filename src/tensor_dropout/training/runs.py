@@ -18,7 +18,7 @@ from tensor_dropout.records import describe_environment, write_json
 from tensor_dropout.training.checkpoint import list_checkpoints
 from tensor_dropout.training.config import Config, write_toml
 from tensor_dropout.training.evaluation import MAIN_METRIC, Outcome
-from tensor_dropout.writing import replacing
+from tensor_dropout.writing import is_in_use, replacing
 
 _FREE = {
     "run.device",
@@ -242,7 +242,9 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     for name in ("run.json", "result.json", "model.safetensors"):
         if not (folder / name).is_file():
-            raise TensorDropoutError(f"{folder} is not the folder of a finished run: it has no {name}")
+            kept = name == "model.safetensors"  # records alone, as a repository keeps them
+            why = "it has records, but no weights (model.safetensors): train it again" if kept else f"it has no {name}"
+            raise TensorDropoutError(f"{folder} is not the folder of a finished run: {why}")
     record, result = (_read_record(folder / name, _ANEW) for name in ("run.json", "result.json"))
     if not isinstance(record.get("settings"), dict) or "data.name" not in record["settings"] or "task" not in result:
         raise TensorDropoutError(f"{folder} is not the folder of a finished run: run.json or result.json is incomplete")
@@ -318,10 +320,14 @@ def _describe_run(folder: RunFolder) -> dict[str, Any]:
         "head": settings["net.head"],
         "seed": settings["run.seed"],
         "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
-        "state": "done" if result else "interrupted" if list_checkpoints(folder.path) else "begun",
+        "state": "done" if result else _find_state(folder.path),
         "metric": metric,
         "test": [] if result is None else _list_scores(result.get("test", {}), metric),
     }
+
+
+def _find_state(folder: Path) -> str:
+    return "running" if is_in_use(folder) else "interrupted" if list_checkpoints(folder) else "begun"
 
 
 def _list_scores(found: dict[str, Any], metric: str | None) -> list[float]:
