@@ -111,6 +111,8 @@ def predict(
             written = [table, *written]
         for answer in answers:
             typer.echo(answer)
+        if any(" ± " in answer.text for answer in answers):
+            typer.echo("± is the spread over the masks, not the whole error: see the test errors of the run.")
         typer.echo("Wrote:")
         for path in written[:4]:
             typer.echo(f"  {path}")

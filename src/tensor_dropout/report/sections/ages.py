@@ -46,9 +46,15 @@ class People:
         return np.abs(self.predicted - self.target)
 
 
+_ERROR_NOTE = (
+    "95 % intervals: bootstrap over people and seeds. Miniatures are of other data: compare their rows with each "
+    "other, never with the paper's, whose people were others, too."
+)
+
+
 def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
     """The table of errors, and at full size what cross-validation says of all people together."""
-    section = build_scores(experiment, bases, figures, show=show_age_error)
+    section = build_scores(experiment, bases, figures, show=show_age_error, note=_ERROR_NOTE)
     for preset, size in SIZES.items():
         own = {runs.recipe.row: _check_predictions(runs) for runs in find_runs(experiment, bases, preset)}
         seeds = {row: read_seeds(runs) for row, runs in own.items()}

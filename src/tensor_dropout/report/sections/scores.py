@@ -31,7 +31,11 @@ _NOTE = (
 
 
 def build_scores(
-    experiment: str, bases: Bases, figures: Path, show: Callable[[Runs, str], Cell] = show_score
+    experiment: str,
+    bases: Bases,
+    figures: Path,
+    show: Callable[[Runs, str], Cell] = show_score,
+    note: str = _NOTE,
 ) -> Section:
     """The paper's number, ours, and the miniature's, a row for each recipe; then what else these runs say.
 
@@ -40,6 +44,7 @@ def build_scores(
         bases: preset -> the folder of its results.
         figures: the folder for its pictures.
         show: the number of the runs of a row, for a metric.
+        note: how its intervals were made.
     """
     said = describe_experiment(experiment)
     sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
@@ -57,7 +62,7 @@ def build_scores(
             small = miniatures.get(runs.recipe.name)
             row += [show(runs, metric), Cell("") if small is None else show(small, metric)]
         rows.append(row)
-    tables, pictures, verdicts = [Table(said["title"], columns, rows, _NOTE)], [], []
+    tables, pictures, verdicts = [Table(said["title"], columns, rows, note)], [], []
     attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]
     for preset in attacked:
         own, size, label = sizes[preset], SIZES[preset], label_of(experiment, preset)
