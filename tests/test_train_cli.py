@@ -221,6 +221,15 @@ def test_ls_shows_the_runs(digits, phantom, tmp_path):
     assert invoke("ls", tmp_path / "nowhere").exit_code == 2
 
 
+def test_ls_tells_a_run_that_goes_on_from_one_that_was_interrupted(digits, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(digits[0], folder)
+    (folder / "result.json").unlink()
+    with alone_in(folder):
+        assert "running" in invoke("ls", tmp_path).output
+    assert "running" not in invoke("ls", tmp_path).output
+
+
 def test_ls_cuts_nothing_off_in_80_columns(tmp_path):
     for data, head in (("imagefolder", "trl-tucker+weight-dropout"), ("phantom", "rtrl-cp")):
         folder = tmp_path / "runs" / data / f"{head}-seed0"
