@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 from tensor_dropout import cli
 from tensor_dropout.data import DATASETS, Data, Source, TensorSplit, load_data
 from tensor_dropout.robustness import apgd, blackbox, intervals, iterated, show, transfer
+from tensor_dropout.robustness.audit import ensemble
 from tensor_dropout.robustness.outcomes import read_outcomes
 from training_runs import fork, run, wait
 
@@ -833,9 +834,19 @@ def test_two_runs_are_compared_from_stored_files(stored):
     ours, theirs = (read_outcomes(stored / name / "evaluation") for name in ("cp", "fc"))
     single = {name: [name] for name in ours.names() if name in theirs and name.startswith(("paper", "adaptive"))}
     drawn = {f"noise/gaussian/{k}": [f"noise/gaussian/{k}/{draw}" for draw in (0, 1)] for k in (16, 8, 4, 2, 1)}
-    assert [row["part"] for row in pair["parts"]] == ["clean", *single, *drawn]
+    rows = [row for row in pair["parts"] if "/all/" not in row["part"]]
+    assert [row["part"] for row in rows] == ["clean", *single, *drawn]
     assert {"paper/pgd/16/255", "adaptive/transfer/8/255"} <= set(single)
-    for row in pair["parts"]:
+    worst = [row for row in pair["parts"] if "/all/" in row["part"]]
+    assert {"paper/all/8/255", "adaptive/all/8/255"} <= {row["part"] for row in worst}
+    for row in worst:
+        protocol, _, budget = row["part"].split("/", 2)
+        planned = ensemble("classification", budget) + [f"paper/{name}/{budget}" for name in ("fgsm", "bim", "pgd")]
+        names = [name for name in planned if name in single and name.startswith(protocol)]
+        for key, part in (("a", ours), ("b", theirs)):
+            right = np.all([part[name]["predicted"] == part[name]["target"] for name in names], 0)
+            assert row[key] == pytest.approx(100 * right.mean())
+    for row in rows:
         names = drawn.get(row["part"], [row["part"]])
         right, other = (
             np.stack([part[name]["predicted"] == part[name]["target"] for name in names]) for part in (ours, theirs)
@@ -911,8 +922,14 @@ def test_numbers_are_compared_by_their_errors(runs, tmp_path):
     assert "validation" not in [row["part"] for row in rows]
     ours, theirs = (read_arrays(tmp_path / name) for name in ("numbers", "numbers-fc"))
     for row in rows:
-        outputs = [part[f"{row['part']}/output"][:, 0].astype(float) for part in (ours, theirs)]
-        errors = [np.abs(output - ours["target"]).mean() for output in outputs]
+        protocol, attack, budget = f"{row['part']}//".split("/", 2)
+        attacks = ("fgsm", "bim", "pgd") if attack == "all" else (attack,)
+        names = ["clean"] if protocol == "clean" else [f"{protocol}/{each}/{budget.rstrip('/')}" for each in attacks]
+        names = [row["part"]] if protocol == "noise" else names
+        errors = [
+            np.max([np.abs(part[f"{name}/output"][:, 0].astype(float) - ours["target"]) for name in names], 0).mean()
+            for part in (ours, theirs)
+        ]
         assert (row["a"], row["b"]) == pytest.approx(errors)
         assert row["difference"] == pytest.approx(errors[0] - errors[1])
         assert 0 < row["p_value"] <= 1

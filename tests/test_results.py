@@ -63,9 +63,14 @@ def test_kept_evaluations_can_be_compared(tmp_path):
     command = [sys.executable, "-m", "tensor_dropout", "compare", *folders, "--out", str(tmp_path / "record.json")]
     subprocess.run(command, check=True, capture_output=True)
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
-    assert "adaptive/pgd-ce/8/255" in {row["part"] for row in record["pairs"][0]["parts"]}
+    rows = {row["part"]: row for row in record["pairs"][0]["parts"]}
+    assert "adaptive/pgd-ce/8/255" in rows
     for folder in folders:
         measured = json.loads((Path(folder) / "evaluation" / "evaluation.json").read_text(encoding="utf-8"))
+        for worst in measured["summary"]["worst_case"]:
+            for protocol in ("paper", "adaptive"):
+                row = rows[f"{protocol}/all/{worst['budget']}"]
+                assert row["a" if folder == folders[0] else "b"] == pytest.approx(worst[protocol]["accuracy"])
         (clean,) = record["uncertainty"][folder]
         assert clean["nll"] == pytest.approx(measured["summary"]["clean"]["nll"], rel=1e-3)
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.audit import PAPER, ensemble
 from tensor_dropout.robustness.detection import detect
 from tensor_dropout.robustness.intervals import bootstrap_interval, compare
 from tensor_dropout.robustness.measures import score_images
 from tensor_dropout.robustness.outcomes import Outcomes
-from tensor_dropout.robustness.summary import describe_uncertainty
+from tensor_dropout.robustness.summary import describe_uncertainty, worst_outcome
 
 
 def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
@@ -42,7 +43,24 @@ def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
     draws: dict[str, list[str]] = {}
     for name in shared:
         draws.setdefault(name.rpartition("/")[0] if name.startswith("noise/") else name, []).append(name)
-    return [_compare_draws(part, first, second, names) for part, names in draws.items()]
+    rows = [_compare_draws(part, first, second, names) for part, names in draws.items()]
+    return rows + _compare_worst(first, second, shared)
+
+
+def _compare_worst(first: Outcomes, second: Outcomes, shared: Sequence[str]) -> list[dict[str, Any]]:
+    """A row for each protocol and radius: for every example the worst of the attacks that both were shown."""
+    attacks = [name for name in shared if name.startswith(("paper/", "adaptive/"))]
+    rows = []
+    for budget in dict.fromkeys(name.split("/", 2)[2] for name in attacks):
+        task = "classification" if "predicted" in first[attacks[0]] else "regression"
+        paper = [f"paper/{name}/{budget}" for name in PAPER]
+        for protocol, names in (("paper", paper), ("adaptive", ensemble(task, budget))):
+            own = [name for name in names if name in attacks]
+            if len(own) > 1:
+                a, b = (worst_outcome([each[name] for name in own], task) for each in (first, second))
+                means = {"a": float(score_images(a).mean()), "b": float(score_images(b).mean())}
+                rows.append({"part": f"{protocol}/all/{budget}", "draws": 1, **means, **compare(a, b)._asdict()})
+    return rows
 
 
 def _setting(outcomes: Outcomes, part: str) -> dict[str, Any]:

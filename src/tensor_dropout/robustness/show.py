@@ -332,7 +332,9 @@ def print_comparison(rows: Sequence[Mapping[str, Any]], names: tuple[str, str], 
         )
     console.print(table)
     console.print(
-        "p: McNemar's exact test, or a sign-flip test for numbers; not adjusted for the number of rows. Several draws "
-        "of a noise have an interval only. Parts that one of the two lacks, or has with other settings, are left out.",
+        "Accuracy in %, of numbers the absolute error. all: for every example the worst of a protocol's attacks. p: "
+        "McNemar's exact test, or a sign-flip test for numbers; not adjusted for the number of rows. One network each: "
+        "other seeds may differ by more. Several draws of a noise have an interval only. Parts that one of the two "
+        "lacks, or has with other settings, are left out.",
         highlight=False,
     )
