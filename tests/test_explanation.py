@@ -519,7 +519,7 @@ def test_pictures_of_any_number_of_channels(trained, tmp_path, mode):
     [
         ("no run", "run.json"),
         ("not finished", "not the folder of a finished run: it has no result.json"),
-        ("no model", "it has no model.safetensors"),
+        ("no model", "it has records, but no weights (model.safetensors)"),
         ("damaged model", "not a safetensors file"),
         ("damaged record", "is damaged"),
         ("digits", "this run was trained on digits"),

@@ -230,6 +230,13 @@ def test_ls_tells_a_run_that_goes_on_from_one_that_was_interrupted(digits, tmp_p
     assert "running" not in invoke("ls", tmp_path).output
 
 
+def test_ls_lists_a_record_whose_number_is_none(digits, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(digits[0], folder)
+    write_json(folder / "result.json", read_result(folder) | {"test": {"accuracy": "high"}})
+    assert "done" in invoke("ls", tmp_path).output
+
+
 def test_ls_cuts_nothing_off_in_80_columns(tmp_path):
     for data, head in (("imagefolder", "trl-tucker+weight-dropout"), ("phantom", "rtrl-cp")):
         folder = tmp_path / "runs" / data / f"{head}-seed0"

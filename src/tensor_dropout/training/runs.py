@@ -331,6 +331,6 @@ def _find_state(folder: Path) -> str:
 
 
 def _list_scores(found: dict[str, Any], metric: str | None) -> list[float]:
-    """The main number of a part, or that of each target."""
+    """The main number of a part, or that of each target; what is no number, in a damaged record, is left out."""
     numbers = [each.get(metric) for each in found.get("targets", {"": found}).values()]
-    return [number for number in numbers if number is not None]
+    return [number for number in numbers if isinstance(number, int | float)]
