@@ -210,7 +210,7 @@ def test_figures_have_no_printed_numbers():
 
 
 def test_the_search_is_equally_long_for_every_head_and_looks_at_held_out_images():
-    for search, trials, held_out, epochs in (("beyond-search", 12, 5000, 30), ("beyond-laptop-search", 6, 1000, 40)):
+    for search, trials, held_out, epochs in (("beyond-search", 8, 5000, 20), ("beyond-laptop-search", 6, 1000, 40)):
         for recipe in load_recipes(search, "paper"):
             cells = expand(recipe, "paper")
             assert {cell.config["data.options.validation"] for cell in cells} == {held_out}

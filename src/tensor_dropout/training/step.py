@@ -101,6 +101,7 @@ class Step:
         self._update: Callable[..., None] = self.update
         self._eager_steps = _WARM_UP if speed in ("graph", "compile") and device.type == "cuda" else None
         if speed == "compile":
+            torch.compiler.reset()  # of runs before it in this process: from the ninth on torch would not compile
             self.compute = torch.compile(self.compute)  # type: ignore[method-assign]
 
     def __call__(self, *start: Tensor) -> None:
@@ -268,7 +269,9 @@ def find_radius(config: Config, data: Data) -> float | None:
     return share * (data.bounds[1] - data.bounds[0])
 
 
-_WORTH_COMPILING = 7_000_000  # images: compiling takes 30 s and then saves 4 µs an image (ResNet-18, CIFAR, H200)
+# Images: compiling takes 30 s, less for the next run like it, and then saves 4 µs an image, or 7 µs where runs share
+# the GPU (ResNet-18, CIFAR, H200).
+_WORTH_COMPILING = 4_000_000
 
 
 def choose_speed(config: Config, data: Data, device: torch.device, processes: int, examples: int) -> str:
