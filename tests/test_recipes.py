@@ -121,6 +121,9 @@ FIGURES = {
         "FC, flattened",
         "Randomized CP",
         "Randomized CP, masks at test time",
+        "Randomized CP, θ = 0.5",
+        "Randomized CP, a mask for each image",
+        "Randomized CP, exact expected loss",
         "Randomized Tucker",
     ],
 }
