@@ -10,8 +10,9 @@ TORCH := torch==2.13.0
 # The tests' oracle for APGD. It declares torchvision (gigabytes of CUDA, and it does not import on a CPU torch) and an old
 # requests, and imports neither: so it comes without its dependencies.
 ORACLE := torchattacks==3.5.1
-# Two workers, one thread each: torch's own threads would fight over the two cores.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+# Two workers, one thread each: torch's own threads would fight over the two cores. Work is stolen, not dealt, so that a
+# file stays with one worker, which makes what its tests share once.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 .PHONY: help test lint demo docs bench comparison tables pictures clean
 .DEFAULT_GOAL := help

@@ -100,6 +100,7 @@ FIGURES = {
     "beyond-best": ["FC", "FC + dropout", "Randomized CP", "Randomized Tucker"],
     "beyond-laptop-search": LAPTOP,
     "beyond-laptop": LAPTOP,
+    "beyond-laptop-settings": ["Randomized CP", "Randomized Tucker"],
     "beyond-small": SIX,
     "beyond-labels": SIX,
     "beyond-unknown": [
