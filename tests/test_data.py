@@ -474,3 +474,11 @@ def test_weights_of_a_size_below_the_rank_are_full():
     weight = draw_weight((2, 5), 3, "tucker", torch.Generator())
     assert torch.linalg.matrix_rank(weight) == 2
     torch.testing.assert_close(weight.norm(), torch.tensor(1.0))
+
+
+def test_a_data_set_is_shown_in_a_line():
+    data = load_data("digits", unknown_classes=3)
+    parts = {name: len(getattr(data, name)) for name in ("train", "validation", "test", "unknown")}
+    counts = ", ".join(f"{name}: {number}" for name, number in parts.items())
+    assert repr(data) == f"Data('digits', classification, 1×8×8 → 7, {counts})"
+    assert "validation" not in repr(dataclasses.replace(data, validation=None))

@@ -227,7 +227,7 @@ DRAWN = {
         ("imagenet", "mri", "mri-small", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"), 0
     ),
     **dict.fromkeys(("beyond-search", "beyond-best", "beyond-small", "beyond-labels", "beyond-unknown"), 0),
-    **dict.fromkeys(("beyond-laptop-search", "beyond-laptop"), 0),
+    **dict.fromkeys(("beyond-laptop-search", "beyond-laptop", "beyond-laptop-settings"), 0),
     "beyond-attacks": 2,
 }
 """Pictures of a section of miniatures, if it is not one."""
@@ -1392,8 +1392,28 @@ def test_a_condition_has_the_mean_over_seeds_of_each_metric(tmp_path):
         assert [row[0].text for row in table.rows] == ["FC", "Randomized CP"]
         assert {row[1].text for row in table.rows} == {show_number(values, "", None).text}
     full = section.tables[0]
-    assert full.columns == ["", "label noise = 0.2", "label noise = 0.4"]
+    assert full.columns == ["", "weight decay = 0.0005", "weight decay = 0.002"]
     assert {cell.state for row in full.rows for cell in row[1:]} == {"not run"}
+
+
+def test_the_change_by_a_setting_is_that_on_equal_seeds(tmp_path):
+    cells = [cell for cell in list_cells("beyond-laptop-settings") if cell.recipe == "rtrl-cp"]
+    for cell in cells:
+        changed = cell.point["variant"] != "plain"
+        score = 50.0 + 9 * cell.seed + (changed and 2 + 0.1 * cell.seed)  # seeds differ far more than the settings
+        forge(cell, tmp_path, result={"validation": {"accuracy": score}, "test": {"accuracy": 0.0}})
+
+    def read_table():
+        section = section_of("beyond-laptop-settings", tmp_path, tmp_path / "figures")
+        [table] = [table for table in section.tables if table.caption == f"Randomized CP: one setting changed, {MINI}"]
+        return [[cell.text for cell in row] for row in table.rows]
+
+    plain, changed = read_table()
+    assert plain == ["variant = plain", show_number([50.0, 59.0], "", None).text, ""]
+    low, high = seed_interval([2.0, 2.1])
+    assert changed[1:] == [show_number([52.0, 61.1], "", None).text, f"+2.05 [{low:+.2f}, {high:+.2f}]"]
+    write_json(tmp_path / cells[-1].experiment / cells[-1].slug / "failed.json", {"error": "not finite"})
+    assert read_table()[1][1:] == ["failed", ""]
 
 
 def test_signals_of_unknown_classes_are_those_of_the_records(tmp_path):

@@ -18,7 +18,7 @@ from tensor_dropout.errors import TensorDropoutError
 Task = Literal["classification", "regression"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class TensorSplit:
     """Examples that lie in memory, or on the device, as a whole.
 
@@ -31,6 +31,8 @@ class TensorSplit:
         >>> split = TensorSplit(torch.zeros(3, 1, 8, 8), torch.tensor([0, 1, 1]), ["a", "b", "c"])
         >>> len(split), split.to("cpu").names[2]
         (3, 'c')
+        >>> split
+        TensorSplit(3 examples, 1×8×8 float32)
     """
 
     inputs: Tensor
@@ -39,6 +41,10 @@ class TensorSplit:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        shape, dtype = "×".join(map(str, self.inputs.shape[1:])), str(self.inputs.dtype).removeprefix("torch.")
+        return f"TensorSplit({len(self)} examples, {shape} {dtype})"
 
     def to(self, device: torch.device | str) -> TensorSplit:
         """The same split with its tensors on the device."""
@@ -89,7 +95,7 @@ class StreamSplit(Dataset[tuple[Tensor, Tensor]]):
 Split = TensorSplit | StreamSplit
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Data:
     """A data set, ready for a training loop.
 
@@ -131,6 +137,12 @@ class Data:
     voxel: tuple[float, ...] | None = None
     bounds: tuple[float, float] | None = None
     unknown: Split | None = None
+
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test, "unknown": self.unknown}
+        counts = ", ".join(f"{name}: {len(split)}" for name, split in parts.items() if split is not None)
+        shape = "×".join(map(str, self.input_shape))
+        return f"Data({self.name!r}, {self.task}, {shape} → {self.outputs}, {counts})"
 
     @property
     def target_names(self) -> list[str]:

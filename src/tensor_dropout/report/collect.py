@@ -11,7 +11,7 @@ from tensor_dropout.experiments.recipes import list_experiments
 from tensor_dropout.report.model import Report, Section
 from tensor_dropout.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout.report.sections.attacks import build_attacks
-from tensor_dropout.report.sections.beyond import build_conditions, build_sizes, build_unknown
+from tensor_dropout.report.sections.beyond import build_conditions, build_settings, build_sizes, build_unknown
 from tensor_dropout.report.sections.grids import build_surface, build_tuning
 from tensor_dropout.report.sections.noise import build_noise
 from tensor_dropout.report.sections.runs import SIZES, Bases
@@ -32,6 +32,7 @@ _BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
     "cifar100-tuning": build_tuning,
     "beyond-search": build_tuning,
     "beyond-laptop-search": build_tuning,
+    "beyond-laptop-settings": build_settings,
     "beyond-small": build_conditions,
     "beyond-labels": build_conditions,
     "beyond-unknown": build_unknown,

@@ -1,9 +1,10 @@
-"""Where else it could win: few images, wrong labels, unknown classes, small heads. Heads down, conditions across."""
+"""Settings one at a time, and where else it could win: few images, wrong labels, unknown classes, small heads."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tensor_dropout.experiments.recipes import describe_experiment
@@ -22,6 +23,7 @@ from tensor_dropout.report.sections.runs import (
     show_score,
 )
 from tensor_dropout.robustness.detection import SIGNALS
+from tensor_dropout.robustness.intervals import seed_interval
 
 _METRICS = {"accuracy": "Accuracy in %", "nll": "Negative log-likelihood", "ece": "Expected calibration error in %"}
 _SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets."
@@ -57,6 +59,44 @@ def _name(point: dict[str, Any]) -> str:
     """Its first key: the others follow from it."""
     key, value = next(iter(point.items()))
     return f"{name_key(key)} = {name_value(value)}"
+
+
+# One setting at a time.
+
+
+def build_settings(experiment: str, bases: Bases, figures: Path) -> Section:
+    """A table for each head: held-out accuracy with each setting, and how much that changes on equal seeds."""
+    tables = []
+    for preset, size in SIZES.items():
+        for runs in find_runs(experiment, bases, preset):
+            points = runs.points()
+            baseline = next(iter(points.values()))
+            rows = [
+                [Cell(name), show_score(own, "accuracy", "validation"), _show_change(own, baseline)]
+                for name, own in points.items()
+            ]
+            columns = ["", "held-out accuracy, %", "change"]
+            caption = f"{runs.recipe.row}: one setting changed, {size}"
+            tables.append(Table(caption, columns, rows, _SEEDS + _CHANGE, label_of(experiment, preset)))
+    return open_section(experiment, bases, tables=tables)
+
+
+_CHANGE = " Change: points to the first row on the same seeds and images, with its 95 % interval over the seeds."
+
+
+def _show_change(own: Runs, baseline: Runs) -> Cell:
+    if own.found == baseline.found or own.broken() is not None or baseline.broken() is not None:
+        return Cell("")
+    scores = [
+        {cell.seed: found.result["validation"]["accuracy"] for cell, found in each.found if found.result is not None}
+        for each in (own, baseline)
+    ]
+    changes = [scores[0][seed] - scores[1][seed] for seed in sorted(scores[0].keys() & scores[1].keys())]
+    if len(changes) < 2:
+        return Cell("" if not changes else f"{changes[0]:+.2f}".replace("-", "−"), "ours")
+    low, high = seed_interval(changes)
+    said = f"{fmean(changes):+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
+    return Cell(said, "ours", "; ".join(f"{change:+.2f}" for change in changes))
 
 
 # Unknown classes.

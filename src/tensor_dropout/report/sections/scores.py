@@ -64,11 +64,13 @@ def build_scores(
         rows.append(row)
     tables, pictures, verdicts = [Table(said["title"], columns, rows, note)], [], []
     attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]
-    for preset in attacked:
+    for preset in SIZES if said["metrics"] == ["accuracy"] else attacked:
         own, size, label = sizes[preset], SIZES[preset], label_of(experiment, preset)
+        tables.append(_tabulate_sizes(own, f"Difference to FC, size and calibration, {size}", label))
+        if preset not in attacked:
+            continue
         networks = {runs.recipe.row: runs for runs in own}
         tables += [
-            _tabulate_sizes(own, f"Difference to FC, size and calibration, {size}", label),
             tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label),
             tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)[0],
         ]
