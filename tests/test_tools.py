@@ -104,6 +104,14 @@ def test_what_was_chosen_is_what_the_recipe_runs(tmp_path, experiment, head, poi
         assert (found["net.modes"], found["net.theta"], found["run.label_smoothing"]) == ("all", 0.9, 0.1)
 
 
+def test_outcomes_of_very_many_examples_are_not_kept(tmp_path):
+    made = Outcomes(tmp_path / "run" / "outcomes.npz", {"networks": ["abc"]})
+    made.set_examples(torch.zeros(2001, dtype=torch.long), [str(k) for k in range(2001)])
+    made.add("clean", {}, {"predicted": np.zeros(2001, np.int16)}, 2.0)
+    keep_decisions(made.path, tmp_path / "kept" / "outcomes.npz.xz")
+    assert not (tmp_path / "kept").exists()
+
+
 def test_packed_outcomes_keep_decisions_and_what_is_clean(tmp_path):
     made = Outcomes(tmp_path / "run" / "outcomes.npz", {"networks": ["abc"]})
     made.set_examples(torch.tensor([0, 1, 1]), ["a", "b", "c"])

@@ -23,6 +23,7 @@ from tensor_dropout.robustness.outcomes import PACKED, PLAIN
 from tensor_dropout.training.runs import RunFolder
 from tensor_dropout.writing import replacing
 
+MOST = 2000
 RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")
 
 
@@ -70,8 +71,13 @@ def settle_commit(environment: dict[str, Any], commit: str, clone: str | None, p
 
 
 def keep_decisions(source: Path, target: Path) -> None:
-    """Outcomes without what only says how sure a decision was, but for the clean examples and regressions."""
+    """Outcomes without what only says how sure a decision was, but for the clean examples and regressions.
+
+    Of more examples than MOST nothing is kept: a quarter of a megabyte for each run.
+    """
     with np.load(source, allow_pickle=False) as file:
+        if len(file["target"]) > MOST:
+            return
         kept = {name: file[name] for name in file.files if _is_kept(name)}
     plain = io.BytesIO()
     np.savez(plain, **kept)
