@@ -1465,7 +1465,10 @@ def test_the_cost_of_a_search_counts_failed_trials(tmp_path):
     scores = {"validation": {"accuracy": 50.0}, "test": {"accuracy": 40.0}}
     forge(first, tmp_path, result={**scores, "seconds": 12.4, "compression_ratio": None})
     write_json(forge(second, tmp_path) / "failed.json", {"error": "not finite"})
-    table = section_of("beyond-search", tmp_path, tmp_path / "figures").tables[-1]
+    *trials, table = section_of("beyond-search", tmp_path, tmp_path / "figures").tables
+    [own] = [each for each in trials if each.caption.startswith("FC: ") and MINI in each.caption]
+    said = show_number([50.0], "accuracy", None).text
+    assert [[cell.text for cell in row] for row in own.rows] == [["plain", said, "12"], ["smooth", "failed", ""]]
     assert table.caption == f"What the search cost, {MINI}"
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["FC", "2", "12"],

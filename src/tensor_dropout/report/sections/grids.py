@@ -92,8 +92,10 @@ def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
 
 
 def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:
-    """The last key of the grid across, the one before it down."""
+    """The last key of the grid across, the one before it down; a single key down, with the seconds of its runs."""
     *down, across = runs.found[0][0].point
+    if not down:
+        return _list(runs, part, caption, label, metric)
     ranked = "net.rank" in down
     values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
     rows: dict[str, list[Cell]] = {}
@@ -106,9 +108,20 @@ def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "ac
             for value in values
         ]
         rows[name] = [Cell(name), *ratio, *scores]
-    head = [name_key(down[0]) if down else "", *(["compression ratio"] if ranked else [])]
+    head = [name_key(down[0]), *(["compression ratio"] if ranked else [])]
     columns = [*head, *(f"{name_key(across)} = {name_value(value)}" for value in values)]
     return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()), label=label)
+
+
+def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table:
+    (key,) = runs.found[0][0].point
+    rows = []
+    for value in dict.fromkeys(cell.point[key] for cell, _ in runs.found):
+        own = Runs(runs.recipe, [each for each in runs.found if each[0].point[key] == value])
+        seconds = Cell(f"{sum(result['seconds'] for result in own.results()):.0f}" if own.results() else "", "ours")
+        rows.append([Cell(name_value(value)), show_score(own, metric, part), seconds])
+    columns = [name_key(key), METRICS[metric], "seconds of training"]
+    return Table(f"{runs.recipe.row}: {caption}", columns, rows, label=label)
 
 
 def _name(point: dict[str, object], keys: list[str]) -> str:
