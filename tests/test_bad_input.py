@@ -166,7 +166,7 @@ def test_bad_settings(format, name, value, message):
 # Settings of the dropout.
 
 THETA = "theta is the KEEP probability, a number in (0, 1]"
-MODES = "modes is 'all' or distinct mode numbers"
+MODES = "modes is 'all', 'outer' or distinct mode numbers"
 BAD_DROPOUTS = [
     ("theta", 0, (THETA, "got 0;", "theta=1 means no dropout")),
     ("theta", 0.0, (THETA, "got 0.0")),

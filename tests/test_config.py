@@ -356,7 +356,7 @@ def test_keys_say_what_a_key_that_is_not_set_comes_to():
     assert lines("rtrl-cp") >= {
         "# rank = (not set: half the channels; of fc+low-rank at most half the outputs) # int | float | list[int]"
         " | 'full' | none",
-        "# theta = (not set: 0.8) # float | none",
+        "# theta = (not set: 0.9) # float | none",
         "# law = (not set: bernoulli) # str | none",
         "# drop_rate: not of the head rtrl-cp # float | none",
         "milestones = [] # list[int]",

@@ -32,6 +32,10 @@ def mode_numbers(ranks):
         ((1, 1), "all", ()),
         ((4, 1, 1, 5), (1,), (1,)),
         ((4, 3, 3, 5), (3, 0), (0, 3)),
+        ((4, 3, 3, 5), "outer", (0, 3)),
+        ((4, 3, 3, 1), "outer", (0,)),
+        ((1, 3, 1), "outer", ()),
+        ((4,), "outer", (0,)),
     ],
 )
 def test_which_axes_are_dropped(ranks, modes, axes):
@@ -41,7 +45,8 @@ def test_which_axes_are_dropped(ranks, modes, axes):
 def test_modes_are_axes_of_the_weight_for_tucker_and_bond_numbers_for_tt():
     assert make_layer("tucker", modes=(0, 3)).dropped_axes == (0, 3)
     assert make_layer("tt", modes=(1, 3)).dropped_axes == (0, 2)
-    assert make_layer("cp").dropped_axes == (0,)
+    assert make_layer("cp").dropped_axes == make_layer("cp", modes="outer").dropped_axes == (0,)
+    assert make_layer("tt", modes="outer").dropped_axes == (0, 2)
     assert make_layer("cp", theta=None).dropped_axes == ()
 
 

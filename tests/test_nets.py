@@ -254,17 +254,17 @@ def test_settings_reach_the_head(head):
         assert found.pop("theta") == pytest.approx(0.6)
         assert found == {
             "law": "nested",
-            "modes": "all",
+            "modes": "outer" if head == "rtrl-tucker" else "all",
             "per_sample": True,
             "scaling": "paper",
             "min_rank": 1,
             "at_test": "mean",
         }
-        assert build_head(head, (8, 2, 2), 3).dropout.theta.item() == pytest.approx(0.8)
+        assert build_head(head, (8, 2, 2), 3).dropout.theta.item() == pytest.approx(0.9)
     elif head in TENSOR:
         assert build_head(head, (8, 2, 2), 3).dropout is None
     if "weight-dropout" in head:
-        assert (build_head(head, (8, 2, 2), 3).theta, build_head(head, (8, 2, 2), 3, theta=0.6).theta) == (0.8, 0.6)
+        assert (build_head(head, (8, 2, 2), 3).theta, build_head(head, (8, 2, 2), 3, theta=0.6).theta) == (0.9, 0.6)
 
 
 def test_defaults_are_the_same_everywhere():
@@ -275,6 +275,9 @@ def test_defaults_are_the_same_everywhere():
 
 def test_modes_reach_the_head():
     assert build_mini("rtrl-tucker", modes=(0, 3)).fc.dropout.modes == (0, 3)
+    assert build_mini("rtrl-tucker", modes="all").fc.dropped_axes == (0, 1, 2, 3)
+    assert build_mini("rtrl-tucker").fc.dropped_axes == (0, 3)
+    assert build_head("rtrl-tucker", (8, 2, 2, 2), 1).dropped_axes == (0,)  # one output has nothing to drop
 
 
 def test_fc_with_dropout_has_the_keys_of_fc_and_its_drop_rate():

@@ -159,7 +159,14 @@ def test_the_record_says_what_made_it(digits):
         assert isinstance(record["environment"]["dirty"], bool)
 
 
-DROPPED = {"law": "bernoulli", "modes": "all", "per_sample": False, "scaling": "inverted", "min_rank": 0}
+DROPPED = {
+    "law": "bernoulli",
+    "modes": "all",
+    "per_sample": False,
+    "scaling": "inverted",
+    "min_rank": 0,
+    "at_test": "mean",
+}
 
 
 @pytest.mark.parametrize(
@@ -169,9 +176,9 @@ DROPPED = {"law": "bernoulli", "modes": "all", "per_sample": False, "scaling": "
         "fc+dropout": {"drop_rate": 0.5},
         "fc+low-rank": {"rank": 5},
         "trl-tt": {"rank": [32, 20, 10], "init": "pool"},
-        "rtrl-tucker": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.8, **DROPPED, "at_test": "mean"},
-        "rtrl-cp": {"rank": 32, "init": "pool", "theta": 0.8, **DROPPED, "at_test": "mean"},
-        "trl-tucker+weight-dropout": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.8},
+        "rtrl-tucker": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.9, **DROPPED, "modes": "outer"},
+        "rtrl-cp": {"rank": 32, "init": "pool", "theta": 0.9, **DROPPED},
+        "trl-tucker+weight-dropout": {"rank": [32, 2, 2, 10], "init": "pool", "theta": 0.9},
     }.items(),
 )
 def test_the_record_has_the_head_as_it_was_built(tmp_path, head, built):

@@ -86,7 +86,7 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             "or regularizer='exact'"
         )
     exponent = 1 if isinstance(layer, CPRegression) else len(layer.dropped_axes) - 1
-    if dropout.modes != "all" or not layer.dropped_axes or exponent < 1:
+    if (dropout.modes != "all" and not isinstance(layer, CPRegression)) or not layer.dropped_axes or exponent < 1:
         raise TensorDropoutError(
             f"expected_mse: the paper's regularizer is printed for masks on all modes, got modes={dropout.modes!r} "
             f"with rank {layer.rank}; use regularizer='exact'"

@@ -47,7 +47,7 @@ def train(
     rank: Annotated[
         str | None, typer.Option(help="64, 128,3,3,96, a fraction 0.1, or full.", show_default="half the channels")
     ] = None,
-    theta: Annotated[str | None, typer.Option(help="The KEEP probability.", show_default="0.8")] = None,
+    theta: Annotated[str | None, typer.Option(help="The KEEP probability.", show_default="0.9")] = None,
     law: Annotated[
         str | None,
         typer.Option(help="bernoulli, replacement, gaussian, nested, or a registered one.", show_default="bernoulli"),

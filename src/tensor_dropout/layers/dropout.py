@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.laws import ExchangeableLaw, Law, law_name, resolve_law
 
+Modes = Literal["all", "outer"] | Sequence[int]
 Masks = list[Tensor | None]
 """One entry per rank axis: None (not masked), ``(R,)`` for the whole batch, or ``(B, R)`` for each sample."""
 
@@ -28,8 +29,9 @@ class TensorDropout(nn.Module):
         theta: the KEEP probability θ in (0, 1]. Assign to ``dropout.theta`` to change it; nothing recompiles.
         law: "bernoulli", "replacement", "gaussian", "nested", a name given to ``td.register_law``, or an object
             that implements :class:`td.Law`.
-        modes: which modes are dropped: "all" (those of rank above 1), or a sequence of axes of
-            ``layer.dense_weight()``; for TT, bond numbers 1..N; for CP only "all".
+        modes: which modes are dropped: "all" (those of rank above 1; the paper's), "outer" (of those the first and the
+            last: the channels and the outputs of an image network, not its few spatial ranks), or a sequence of axes
+            of ``layer.dense_weight()``; for TT, bond numbers 1..N. CP has one mask for all modes.
         per_sample: draw one mask for each sample instead of one for the whole batch (the paper's).
         scaling: "inverted" multiplies by ``c / E[c]``, so that the mean weight is W and test time changes nothing;
             "paper" multiplies by ``c`` in training and by ``E[c]`` at test time.
@@ -59,7 +61,7 @@ class TensorDropout(nn.Module):
         theta: float,
         *,
         law: str | Law = "bernoulli",
-        modes: Literal["all"] | Sequence[int] = "all",
+        modes: Modes = "all",
         per_sample: bool = False,
         scaling: Literal["inverted", "paper"] = "inverted",
         min_rank: int = 0,
@@ -95,8 +97,9 @@ class TensorDropout(nn.Module):
         Raises:
             TensorDropoutError: if ``modes`` names an axis that the layer lacks, or ``min_rank`` exceeds a rank.
         """
-        if self.modes == "all":
-            axes = tuple(k for k, rank in enumerate(ranks) if rank > 1)
+        if isinstance(self.modes, str):
+            outer = {0, len(ranks) - 1} if self.modes == "outer" else range(len(ranks))
+            axes = tuple(k for k, rank in enumerate(ranks) if rank > 1 and k in outer)
         elif not mode_numbers:
             raise TensorDropoutError(
                 f"TensorDropout: a CP layer has one mask for all modes, got modes={self.modes}; use modes='all'"
@@ -173,7 +176,7 @@ class TensorDropout(nn.Module):
         return {
             "theta": float(str(np.float32(self.theta.item()))),  # the shortest number that is this float32
             "law": name,
-            "modes": self.modes if self.modes == "all" else list(self.modes),
+            "modes": self.modes if isinstance(self.modes, str) else list(self.modes),
             "per_sample": self.per_sample,
             "scaling": self.scaling,
             "min_rank": self.min_rank,
@@ -255,12 +258,12 @@ def check_theta(theta: Any) -> float:
     return float(theta)
 
 
-def _check_modes(modes: Any) -> Literal["all"] | tuple[int, ...]:
-    if isinstance(modes, str) and modes == "all":
-        return "all"
+def _check_modes(modes: Any) -> Literal["all", "outer"] | tuple[int, ...]:
+    if isinstance(modes, str) and modes in ("all", "outer"):
+        return modes  # type: ignore[return-value]
     numbers = isinstance(modes, Sequence) and all(type(mode) is int for mode in modes)
     if not numbers or len(modes) == 0 or len(set(modes)) != len(modes) or isinstance(modes, str):
-        raise TensorDropoutError(f"TensorDropout: modes is 'all' or distinct mode numbers, got {modes!r}")
+        raise TensorDropoutError(f"TensorDropout: modes is 'all', 'outer' or distinct mode numbers, got {modes!r}")
     return tuple(modes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from tensor_dropout.layers.dropout import Modes, TensorDropout
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, rescale_
@@ -26,7 +27,7 @@ def build_net(
     rank: Rank | None = None,
     theta: float | None = None,
     law: str | Law = "bernoulli",
-    modes: Literal["all"] | Sequence[int] = "all",
+    modes: Modes | None = None,
     per_sample: bool = False,
     scaling: Literal["inverted", "paper"] = "inverted",
     min_rank: int = 0,
@@ -45,9 +46,9 @@ def build_net(
         head: one of ``HEADS``.
         stem: "small" (CIFAR) or "large" (ImageNet, MRI); None takes "small" if no size is above 64.
         rank: of a tensor head; None: half the channels. This and what follows: see :func:`build_head`.
-        theta: θ, the KEEP probability of a random tensor head; None: 0.8.
+        theta: θ, the KEEP probability of a random tensor head; None: 0.9.
         law: of the masks.
-        modes: which modes are dropped.
+        modes: which modes are dropped; None: of Tucker the channels and the outputs.
         per_sample: one mask for each sample.
         scaling: "inverted" or "paper".
         min_rank: how many ranks survive every draw.
@@ -78,6 +79,8 @@ def build_net(
     }
     net = ResNet(DESIGNS[name], input_shape, stem)
     net.attach(build_head(head, net.feature_shape, outputs, **settings))  # type: ignore[arg-type]
+    if isinstance(dropout := getattr(net.fc, "dropout", None), TensorDropout):
+        settings["modes"] = dropout.modes  # a file says it, whatever the default will be when it is loaded
     net.settings = {
         "name": name,
         "outputs": outputs,

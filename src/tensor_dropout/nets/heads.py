@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.cp import CPRegression
-from tensor_dropout.layers.dropout import Masks, TensorDropout, check_theta
+from tensor_dropout.layers.dropout import Masks, Modes, TensorDropout, check_theta
 from tensor_dropout.layers.emission import count_parameters
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
@@ -23,7 +23,7 @@ from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 
-DEFAULT_THETA = 0.8
+DEFAULT_THETA = 0.9
 """θ, the KEEP probability, of a random head when none is given."""
 
 _FORMATS: dict[str, type[TensorRegression]] = {"tucker": TuckerRegression, "cp": CPRegression, "tt": TTRegression}
@@ -48,7 +48,7 @@ _DEFAULTS: dict[str, Any] = {
     "init": "pool",
     "theta": None,
     "law": "bernoulli",
-    "modes": "all",
+    "modes": None,
     "per_sample": False,
     "scaling": "inverted",
     "min_rank": 0,
@@ -67,7 +67,7 @@ def build_head(
     rank: Rank | None = None,
     theta: float | None = None,
     law: str | Law = "bernoulli",
-    modes: Literal["all"] | Sequence[int] = "all",
+    modes: Modes | None = None,
     per_sample: bool = False,
     scaling: Literal["inverted", "paper"] = "inverted",
     min_rank: int = 0,
@@ -87,9 +87,9 @@ def build_head(
         feature_shape: (C, *space) with 2 or 3 sizes.
         outputs: the number of classes or targets.
         rank: of a tensor head, as its layer takes it; None: half the channels (see :func:`halve_channels`).
-        theta: θ, the KEEP probability of a random tensor head; None: 0.8.
+        theta: θ, the KEEP probability of a random tensor head; None: 0.9.
         law: of ``rtrl`` heads, as the five that follow; see :class:`td.TensorDropout`.
-        modes: which modes are dropped.
+        modes: which modes are dropped; None: "outer" for Tucker, the channels and the outputs (the paper's are "all").
         per_sample: one mask for each sample.
         scaling: "inverted" or "paper".
         min_rank: how many ranks survive every draw.
@@ -123,6 +123,7 @@ def build_head(
     theta = DEFAULT_THETA if theta is None else theta
     if name == "trl-tucker+weight-dropout":
         return WeightDropoutTucker(feature_shape, outputs, rank, theta=theta, init=init)
+    masks["modes"] = ("outer" if format == "tucker" else "all") if modes is None else modes
     dropout = TensorDropout(theta, **masks) if kind == "rtrl" else None  # type: ignore[arg-type]
     return _FORMATS[format](feature_shape, outputs, rank, dropout=dropout, init=init)
 

@@ -45,7 +45,7 @@ class NetConfig(Section):
     rank: int | float | list[int] | Literal["full"] | None = None
     theta: float | None = None
     law: str | None = None
-    modes: Literal["all"] | list[int] | None = None
+    modes: Literal["all", "outer"] | list[int] | None = None
     per_sample: bool | None = None
     scaling: Literal["inverted", "paper"] | None = None
     min_rank: int | None = None
@@ -361,6 +361,7 @@ _UNSET = {
     "net.stem": "large if a size of the input is above 64, else small",
     "net.rank": "half the channels; of fc+low-rank at most half the outputs",
     "net.theta": DEFAULT_THETA,
+    "net.modes": "outer, the channels and the outputs, of Tucker; else all",
     "optimizer.factor_lr": "lr / K for a weight that is a product of K operands",
     "optimizer.factor_decay": "weight_decay",
     "run.threads": "torch's own",
