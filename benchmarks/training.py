@@ -28,8 +28,8 @@ from tensor_dropout.training.step import Step, choose_memory_format, lay_out_, m
 
 HEADS = {
     "fc": {},
-    "rtrl-cp": {"net.rank": 200},
-    "rtrl-tucker": {"net.rank": [256, 3, 3, 96]},
+    "rtrl-cp": {"net.rank": 200, "net.theta": 0.8},
+    "rtrl-tucker": {"net.rank": [256, 3, 3, 96], "net.theta": 0.8, "net.modes": "all"},
 }
 CASES = {
     "cifar": {"data": "cifar100", "shape": (3, 32, 32), "outputs": 100, "batch": 128, "rows": 50_000, "steps": 200},
@@ -82,14 +82,14 @@ def make_data(case):
 
 
 def make_step(case, data, head, speed, device):
-    ranks = HEADS | case.get("ranks", {})
     config = resolve_config(
         overrides={
             "data.name": case["data"],
             "net.name": case.get("net", "resnet18"),
             "net.head": head,
             "run.batch": case["batch"],
-            **ranks[head],
+            **HEADS[head],
+            **case.get("ranks", {}).get(head, {}),
         }
     )
     network = lay_out_(build_network(config, data).to(device), choose_memory_format(config, data)).train()

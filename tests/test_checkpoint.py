@@ -6,6 +6,7 @@ import builtins
 import errno
 import hashlib
 import io
+import json
 import os
 import pickle
 import random
@@ -19,6 +20,7 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.records import write_json
 from tensor_dropout.training import checkpoint, loop, runs
 from tensor_dropout.training.checkpoint import list_checkpoints, read_checkpoint, read_latest, write_checkpoint
 from tensor_dropout.training.step import Step
@@ -529,6 +531,19 @@ def test_a_finished_run_is_not_repeated(whole, tmp_path, monkeypatch):
     result = run(folder, **RUN | {"run__checkpoint_every": 7})  # which may change
     assert result["steps"] == STEPS
     assert {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.iterdir()} == before
+
+
+def test_a_run_does_not_go_on_as_the_head_of_another_default(whole, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(whole, folder)
+    record = json.loads((folder / "run.json").read_text("utf-8"))
+    record["head"]["min_rank"] += 1
+    write_json(folder / "run.json", record)
+    with pytest.raises(TensorDropoutError, match=r"head was built with min_rank=1, by default it is now 0; choose ano"):
+        run(folder, **RUN)
+    del record["head"]  # an older version wrote none
+    write_json(folder / "run.json", record)
+    assert run(folder, **RUN)["steps"] == STEPS
 
 
 def test_other_settings_in_the_same_folder_are_refused(whole):

@@ -271,6 +271,7 @@ def test_a_file_that_is_not_toml(tmp_path, content):
         ("net.rank", "none", None),
         ("net.theta", "1", 1.0),
         ("net.modes", "all", "all"),
+        ("net.modes", "outer", "outer"),
         ("net.modes", "0", [0]),
         ("net.modes", "0,2", [0, 2]),
         ("net.head", "fc", "fc"),

@@ -132,7 +132,7 @@ def test_round_trip_of_every_setting(path, format, options):
     assert_same_function(loaded, layer, make_input(layer))
 
 
-@pytest.mark.parametrize(("format", "modes"), [("tucker", (0, 3)), ("tt", (2,))])
+@pytest.mark.parametrize(("format", "modes"), [("tucker", (0, 3)), ("tt", (2,)), ("tucker", "outer")])
 def test_round_trip_of_chosen_modes(path, format, modes):
     layer = make_layer(format, modes=modes)
     td.save(layer, path)

@@ -199,6 +199,10 @@ def test_bad_input_of_expected_mse(change, message):
             td.TuckerRegression((4, 3), 1, (2, 1, 1), dropout=td.TensorDropout(0.7, scaling="paper")),
             "masks on all modes",
         ),
+        (
+            td.TuckerRegression((4, 3), 2, (2, 2, 2), dropout=td.TensorDropout(0.7, scaling="paper", modes="outer")),
+            "use modes='all', or",
+        ),
     ],
 )
 def test_the_printed_formula_is_refused_where_it_is_not_printed(layer, message):

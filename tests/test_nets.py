@@ -1,10 +1,13 @@
 """Networks and heads by name: torchvision's keys, feature shapes, every head, and weight dropout."""
 
 import copy
+import json
 from inspect import signature
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.testing import assert_close
 
@@ -278,6 +281,20 @@ def test_modes_reach_the_head():
     assert build_mini("rtrl-tucker", modes="all").fc.dropped_axes == (0, 1, 2, 3)
     assert build_mini("rtrl-tucker").fc.dropped_axes == (0, 3)
     assert build_head("rtrl-tucker", (8, 2, 2, 2), 1).dropped_axes == (0,)  # one output has nothing to drop
+
+
+@every_head
+def test_a_file_with_the_settings_of_all_heads_is_read(head, tmp_path):
+    """Files of older versions have them, and a head refuses those of others."""
+    net, path = build_mini(head).eval(), tmp_path / "net.safetensors"
+    td.save(net, path)
+    with safe_open(path, "pt") as file:
+        config = json.loads(file.metadata()["tensor_dropout"])
+    assert "modes" not in config["net"]
+    config["net"] |= {"law": "bernoulli", "modes": "all", "per_sample": False, "min_rank": 0}
+    save_file(load_file(path), path, metadata={"tensor_dropout": json.dumps(config)})
+    x = make_batch(net)
+    assert torch.equal(td.load(path).eval()(x), net(x))
 
 
 def test_fc_with_dropout_has_the_keys_of_fc_and_its_drop_rate():

@@ -1409,7 +1409,7 @@ def test_the_change_by_a_setting_is_that_on_equal_seeds(tmp_path):
         return [[cell.text for cell in row] for row in table.rows]
 
     plain, changed = read_table()
-    assert plain == ["variant = plain", show_number([50.0, 59.0], "", None).text, ""]
+    assert plain == ["plain", show_number([50.0, 59.0], "", None).text, ""]
     low, high = seed_interval([2.0, 2.1])
     assert changed[1:] == [show_number([52.0, 61.1], "", None).text, f"+2.05 [{low:+.2f}, {high:+.2f}]"]
     write_json(tmp_path / cells[-1].experiment / cells[-1].slug / "failed.json", {"error": "not finite"})

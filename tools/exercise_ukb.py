@@ -100,6 +100,7 @@ def configure(given, data, head, memory):
         "net.head": head,
         "net.rank": RANKS[head] if as_printed else None,
         "net.theta": 0.8 if head.startswith("rtrl") else None,
+        "net.modes": "all" if head == "rtrl-tucker" else None,
         "schedule.milestones": sorted(milestone for milestone in milestones if 0 < milestone < given.epochs),
         "run.epochs": given.epochs,
         "run.evaluate_every": given.epochs,

@@ -23,7 +23,7 @@ from tensor_dropout.robustness.outcomes import PACKED, PLAIN
 from tensor_dropout.training.runs import RunFolder
 from tensor_dropout.writing import replacing
 
-MOST = 2000
+MOST = 2000  # examples of an evaluation
 RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")
 
 

@@ -86,10 +86,11 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             "or regularizer='exact'"
         )
     exponent = 1 if isinstance(layer, CPRegression) else len(layer.dropped_axes) - 1
-    if (dropout.modes != "all" and not isinstance(layer, CPRegression)) or not layer.dropped_axes or exponent < 1:
+    every = tuple(axis for axis, rank in enumerate(layer._ranks) if rank > 1)
+    if layer.dropped_axes != every or not every or exponent < 1:
         raise TensorDropoutError(
             f"expected_mse: the paper's regularizer is printed for masks on all modes, got modes={dropout.modes!r} "
-            f"with rank {layer.rank}; use regularizer='exact'"
+            f"with rank {layer.rank}; use modes='all', or regularizer='exact'"
         )
     keep = precise(dropout.theta) ** exponent  # 0-d: it does not promote the products below
     mean = keep * contract(x, layer.operands(), [], layer._plan)

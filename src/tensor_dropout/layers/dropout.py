@@ -29,9 +29,10 @@ class TensorDropout(nn.Module):
         theta: the KEEP probability θ in (0, 1]. Assign to ``dropout.theta`` to change it; nothing recompiles.
         law: "bernoulli", "replacement", "gaussian", "nested", a name given to ``td.register_law``, or an object
             that implements :class:`td.Law`.
-        modes: which modes are dropped: "all" (those of rank above 1; the paper's), "outer" (of those the first and the
-            last: the channels and the outputs of an image network, not its few spatial ranks), or a sequence of axes
-            of ``layer.dense_weight()``; for TT, bond numbers 1..N. CP has one mask for all modes.
+        modes: which modes are dropped: "all" (those of rank above 1; the paper's), "outer" (the first and the last of
+            them all, if of rank above 1: channels and outputs where x is (B, C, *space) and there is one output mode,
+            not the few spatial ranks), or a sequence of axes of ``layer.dense_weight()``; for TT, bond numbers 1..N.
+            CP has one mask for all modes.
         per_sample: draw one mask for each sample instead of one for the whole batch (the paper's).
         scaling: "inverted" multiplies by ``c / E[c]``, so that the mean weight is W and test time changes nothing;
             "paper" multiplies by ``c`` in training and by ``E[c]`` at test time.
@@ -260,7 +261,7 @@ def check_theta(theta: Any) -> float:
 
 def _check_modes(modes: Any) -> Literal["all", "outer"] | tuple[int, ...]:
     if isinstance(modes, str) and modes in ("all", "outer"):
-        return modes  # type: ignore[return-value]
+        return "all" if modes == "all" else "outer"
     numbers = isinstance(modes, Sequence) and all(type(mode) is int for mode in modes)
     if not numbers or len(modes) == 0 or len(set(modes)) != len(modes) or isinstance(modes, str):
         raise TensorDropoutError(f"TensorDropout: modes is 'all', 'outer' or distinct mode numbers, got {modes!r}")

@@ -89,8 +89,8 @@ class TensorRegression(nn.Module, ABC):
             self.dropout.to(place)
         if self.dropout is not None and not self.dropped_axes:
             warnings.warn(
-                f"{where}: the dropout has nothing to drop, since modes='all' skips modes of rank 1 (rank "
-                f"{self.rank}); raise the rank or name the modes",
+                f"{where}: the dropout has nothing to drop, since modes={self.dropout.modes!r} skips modes of rank 1 "
+                f"(rank {self.rank}); raise the rank or name the modes",
                 stacklevel=2,
             )
         self._fixed_masks: Masks | None = None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from tensor_dropout.layers.dropout import Modes, TensorDropout
+from tensor_dropout.layers.dropout import Modes
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
-from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, rescale_
+from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, leave_unused, rescale_
 from tensor_dropout.nets.resnet import DESIGNS, ResNet, Stem, load_backbone
 
 __all__ = ["HEADS", "NETS", "ResNet", "WeightDropoutTucker", "build_head", "build_net", "load_backbone", "rescale_"]
@@ -79,15 +79,13 @@ def build_net(
     }
     net = ResNet(DESIGNS[name], input_shape, stem)
     net.attach(build_head(head, net.feature_shape, outputs, **settings))  # type: ignore[arg-type]
-    if isinstance(dropout := getattr(net.fc, "dropout", None), TensorDropout):
-        settings["modes"] = dropout.modes  # a file says it, whatever the default will be when it is loaded
     net.settings = {
         "name": name,
         "outputs": outputs,
         "input_shape": list(net.input_shape),
         "head": head,
         "stem": net.stem,
-        **{key: _as_json(value) for key, value in settings.items() if value is not None},
+        **{key: _as_json(value) for key, value in leave_unused(head, settings).items() if value is not None},
     }
     return net
 

@@ -57,7 +57,8 @@ class RunFolder:
             head: from :func:`describe_head`, for the record.
 
         Raises:
-            TensorDropoutError: if the folder holds a run with other settings, on other examples, or a damaged record.
+            TensorDropoutError: if the folder holds a run with other settings, on other examples, with a head of other
+                defaults, or a damaged record.
         """
         record_path = self.path / "run.json"
         settings = flatten(config.model_dump(mode="json"))
@@ -77,6 +78,7 @@ class RunFolder:
                     f"train: {self.path} holds a run with {key}={was}, this one has {now}; choose another folder with "
                     "--out, or delete that one"
                 )
+            _require_same_head(self.path, record.get("head"), head)
             require_same_examples("train", self.path, record, splits(data))
             if settings.get(_SKIP) != before.get(_SKIP) and self.result() is None:
                 record["settings"] |= {_SKIP: settings.get(_SKIP, False)}
@@ -181,6 +183,19 @@ def describe_head(config: Config, network: Any) -> dict[str, Any]:
     if isinstance(layer, LowRankLinear):
         return {"name": name, "rank": len(layer.reduce)}
     return {"name": name} | ({"drop_rate": network.settings["drop_rate"]} if name == "fc+dropout" else {})
+
+
+def _require_same_head(path: Path, before: Any, head: dict[str, Any]) -> None:
+    """A run must not go on as another network because a default has changed since it began."""
+    if not isinstance(before, dict):
+        return
+    now = json.loads(json.dumps(head))
+    for key in now.keys() & before.keys():
+        if now[key] != before[key]:
+            raise TensorDropoutError(
+                f"train: {path} holds a run whose head was built with {key}={before[key]!r}, by default it is now "
+                f"{now[key]!r}; choose another folder with --out, or delete that one"
+            )
 
 
 def describe_data(data: Data) -> dict[str, Any]:

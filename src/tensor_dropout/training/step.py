@@ -269,8 +269,8 @@ def find_radius(config: Config, data: Data) -> float | None:
     return share * (data.bounds[1] - data.bounds[0])
 
 
-# Images: compiling takes 30 s, less for the next run like it, and then saves 4 µs an image, or 7 µs where runs share
-# the GPU (ResNet-18, CIFAR, H200).
+# Images: compiling takes 30 s and saves 4 µs an image of a run alone, which repays it at 7.5 million, and 7 µs where
+# four runs share the GPU, as those of a table do, which repays it at 4.3 million (ResNet-18, CIFAR, H200).
 _WORTH_COMPILING = 4_000_000
 
 

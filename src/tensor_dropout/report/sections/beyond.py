@@ -19,6 +19,7 @@ from tensor_dropout.report.sections.runs import (
     name_key,
     name_value,
     open_section,
+    show_difference,
     show_number,
     show_score,
 )
@@ -72,7 +73,11 @@ def build_settings(experiment: str, bases: Bases, figures: Path) -> Section:
             points = runs.points()
             baseline = next(iter(points.values()))
             rows = [
-                [Cell(name), show_score(own, "accuracy", "validation"), _show_change(own, baseline)]
+                [
+                    Cell(name.removeprefix("variant = ")),
+                    show_score(own, "accuracy", "validation"),
+                    _show_change(own, baseline),
+                ]
                 for name, own in points.items()
             ]
             columns = ["", "held-out accuracy, %", "change"]
@@ -85,18 +90,21 @@ _CHANGE = " Change: points to the first row on the same seeds and images, with i
 
 
 def _show_change(own: Runs, baseline: Runs) -> Cell:
-    if own.found == baseline.found or own.broken() is not None or baseline.broken() is not None:
+    if any(show_score(each, "accuracy", "validation").state != "ours" for each in (own, baseline)):
         return Cell("")
-    scores = [
-        {cell.seed: found.result["validation"]["accuracy"] for cell, found in each.found if found.result is not None}
+    found, plain = (
+        {
+            cell.seed: run.result["validation"]["accuracy"]
+            for cell, run in each.found
+            if run.state == "done" and run.result
+        }
         for each in (own, baseline)
-    ]
-    changes = [scores[0][seed] - scores[1][seed] for seed in sorted(scores[0].keys() & scores[1].keys())]
-    if len(changes) < 2:
-        return Cell("" if not changes else f"{changes[0]:+.2f}".replace("-", "−"), "ours")
-    low, high = seed_interval(changes)
-    said = f"{fmean(changes):+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
-    return Cell(said, "ours", "; ".join(f"{change:+.2f}" for change in changes))
+    )
+    changes = [found[seed] - plain[seed] for seed in sorted(found.keys() & plain.keys())]
+    if own.found == baseline.found or len(changes) < 2:
+        return Cell("")
+    detail = "; ".join(f"{change:+.2f}" for change in changes)
+    return show_difference(fmean(changes), seed_interval(changes), detail)
 
 
 # Unknown classes.

@@ -197,6 +197,17 @@ def show_number(values: Sequence[float], metric: str, examples: int | None, part
     return Cell(f"{mean:.2f} (1)", "ours", "one seed")
 
 
+def show_difference(difference: float, interval: tuple[float, float], detail: str) -> Cell:
+    """A difference with its interval.
+
+    Example:
+        >>> show_difference(-0.256, (-0.561, 0.041), "3 and 3 seeds").text
+        '−0.26 [−0.56, +0.04]'
+    """
+    low, high = interval
+    return Cell(f"{difference:+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−"), "ours", detail)
+
+
 def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] | None = None) -> dict[str, Any]:
     """The mean of a metric over runs with its interval: of one run the recorded one, of several over runs (t).
 

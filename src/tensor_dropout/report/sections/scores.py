@@ -18,6 +18,7 @@ from tensor_dropout.report.sections.runs import (
     find_runs,
     label_of,
     open_section,
+    show_difference,
     show_score,
 )
 from tensor_dropout.robustness.intervals import difference_interval
@@ -70,10 +71,9 @@ def build_scores(
         if preset not in attacked:
             continue
         networks = {runs.recipe.row: runs for runs in own}
-        tables += [
-            tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label),
-            tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)[0],
-        ]
+        tables.append(tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label))
+        if any("gaussian" in runs.recipe.settings.get("evaluation", {}).get("noise", []) for runs in own):
+            tables.append(tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)[0])
         verdicts += list_verdicts(networks, size)
         if any(runs.done() for runs in own):
             stem = figures / f"{experiment}-{preset}"
@@ -132,7 +132,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
         )
     note = (
         "Difference: points, with its 95 % interval over seeds (Student's t, one variance for both rows). NLL and ECE "
-        "(15 equal bins) on the test images. Minutes: training alone, beside other runs on the same GPU."
+        "(15 equal bins) on the test images. Minutes: training alone, beside other runs on the same machine."
     )
     return Table(caption, columns, rows, note, label)
 
@@ -144,9 +144,8 @@ def _compare(runs: Runs, baseline: Runs | None) -> Cell:
     own, other = ([score["accuracy"] for score in each.scores()] for each in (runs, baseline))
     if not other or len(own) + len(other) < 3:
         return Cell("")
-    low, high = difference_interval(own, other)
-    said = f"{fmean(own) - fmean(other):+.2f} [{low:+.2f}, {high:+.2f}]".replace("-", "−")
-    return Cell(said, "ours", f"{len(own)} and {len(other)} seeds")
+    seeds = f"{len(own)} and {len(other)} seeds"
+    return show_difference(fmean(own) - fmean(other), difference_interval(own, other), seeds)
 
 
 def _summarize_row(runs: Runs) -> drawings.Head:
