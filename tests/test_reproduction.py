@@ -1410,8 +1410,13 @@ def test_the_change_by_a_setting_is_that_on_equal_seeds(tmp_path):
 
     plain, changed = read_table()
     assert plain == ["plain", show_number([50.0, 59.0], "", None).text, ""]
-    low, high = seed_interval([2.0, 2.1])
-    assert changed[1:] == [show_number([52.0, 61.1], "", None).text, f"+2.05 [{low:+.2f}, {high:+.2f}]"]
+    assert changed[1:] == [show_number([52.0, 61.1], "", None).text, "+2.05 (+2.00, +2.10)"]
+    cells += [replace(cell, seed=2) for cell in cells if cell.seed == 1]
+    for cell, score in zip(cells[-2:], (70.0, 72.4), strict=True):
+        scores = {"validation": {"accuracy": score}, "test": {"accuracy": 0.0}}
+        forge(replace(cell, config=cell.config | {"data.seed": 2, "run.seed": 2}), tmp_path, result=scores)
+    low, high = seed_interval([2.0, 2.1, 2.4])
+    assert read_table()[1][2] == f"+2.17 [{low:+.2f}, {high:+.2f}]"
     write_json(tmp_path / cells[-1].experiment / cells[-1].slug / "failed.json", {"error": "not finite"})
     assert read_table()[1][1:] == ["failed", ""]
 

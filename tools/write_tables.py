@@ -24,6 +24,7 @@ PICTURES = {
     "cifar100-paper.png": "docs/images/cifar100.png",
     "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",
     "cifar100-attacks-paper.png": "docs/images/cifar100-attacks.png",
+    "beyond-sizes-paper.png": "docs/images/beyond-sizes.png",
     "mri-paper.png": "docs/images/mri.png",
     "mri-noise-paper.png": "docs/images/mri-noise.png",
     "mri-small-paper.png": "docs/images/mri-small.png",
@@ -103,7 +104,7 @@ def main() -> None:
     for page in PAGES:
         path = ROOT / page
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for experiment in ("cifar100", "cifar100-surface", "cifar100-attacks"):
+    for experiment in ("cifar100", "cifar100-surface", "cifar100-attacks", "beyond-sizes"):
         load_section(experiment)
     for name, target in PICTURES.items():
         if (_figures() / name).is_file():

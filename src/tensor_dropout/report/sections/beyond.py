@@ -86,7 +86,9 @@ def build_settings(experiment: str, bases: Bases, figures: Path) -> Section:
     return open_section(experiment, bases, tables=tables)
 
 
-_CHANGE = " Change: points to the first row on the same seeds and images, with its 95 % interval over the seeds."
+_CHANGE = (
+    " Change: points to the first row on the same seeds and images, with its 95 % interval over the seeds; of two both."
+)
 
 
 def _show_change(own: Runs, baseline: Runs) -> Cell:
@@ -103,8 +105,10 @@ def _show_change(own: Runs, baseline: Runs) -> Cell:
     changes = [found[seed] - plain[seed] for seed in sorted(found.keys() & plain.keys())]
     if own.found == baseline.found or len(changes) < 2:
         return Cell("")
-    detail = "; ".join(f"{change:+.2f}" for change in changes)
-    return show_difference(fmean(changes), seed_interval(changes), detail)
+    each = ", ".join(f"{change:+.2f}" for change in changes).replace("-", "−")
+    if len(changes) == 2:  # as scores of two seeds are shown: their interval is too wide to be of use
+        return Cell(f"{fmean(changes):+.2f} ({each})".replace("-", "−"), "ours")
+    return show_difference(fmean(changes), seed_interval(changes), each)
 
 
 # Unknown classes.
