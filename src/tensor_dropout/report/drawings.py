@@ -115,7 +115,7 @@ def describe_curves(panels: Mapping[str, Mapping[str, Curve]]) -> str:
 
 def draw_sizes(lines: Mapping[str, Curve], stem: Path, title: str) -> list[Path]:
     """Accuracy over the number of parameters, a line for each kind of head."""
-    with draw_figure(5.6, 3.6) as figure:
+    with draw_figure(5.6, 4.2) as figure:
         axis = figure.subplots()
         for k, (label, line) in enumerate(lines.items()):
             x, y = zip(*line, strict=True)
@@ -123,7 +123,7 @@ def draw_sizes(lines: Mapping[str, Curve], stem: Path, title: str) -> list[Path]
         axis.set_xscale("log")
         axis.set(xlabel="parameters of the head", ylabel="test accuracy, %")
         axis.set_ylim(bottom=0)
-        axis.legend(fontsize=7)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=7)
         figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)
 

@@ -191,7 +191,7 @@ def _collect(recipes: list[Runs]) -> dict[str, list[tuple[int, float]]]:
                 place.append(each.result["test"]["accuracy"])
                 continue
             heads = each.evaluation["summary"]["heads"]
-            for kind in {row["kind"] for row in heads} - {"whole"}:
+            for kind in sorted({row["kind"] for row in heads} - {"whole"}):
                 line = found.setdefault(f"{name}: {_CUTS[kind]}", {})
                 for row in heads:
                     if row["kind"] in (kind, "whole"):
