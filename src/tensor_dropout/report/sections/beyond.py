@@ -27,7 +27,7 @@ from tensor_dropout.robustness.detection import SIGNALS
 from tensor_dropout.robustness.intervals import seed_interval
 
 _METRICS = {"accuracy": "Accuracy in %", "nll": "Negative log-likelihood", "ece": "Expected calibration error in %"}
-_SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets."
+_SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets; of two seeds both."
 
 
 def build_conditions(experiment: str, bases: Bases, figures: Path) -> Section:
