@@ -31,7 +31,7 @@ from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.nets import ResNet, build_net
-from tensor_dropout.nets.heads import leave_unused
+from tensor_dropout.nets.heads import leave_out_unused
 from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
 from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
 from tensor_dropout.surgery.trace import CONVOLUTIONS, KINDS
@@ -253,7 +253,7 @@ def _describe_net(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _build_net(settings: dict[str, Any], device: str = "cpu") -> ResNet:
-    settings = leave_unused(settings["head"], settings)  # files of older versions have those of all heads
+    settings = leave_out_unused(settings["head"], settings)  # files of older versions have those of all heads
     with torch.device(device):
         return build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
 

@@ -99,8 +99,8 @@ class TensorDropout(nn.Module):
             TensorDropoutError: if ``modes`` names an axis that the layer lacks, or ``min_rank`` exceeds a rank.
         """
         if isinstance(self.modes, str):
-            outer = {0, len(ranks) - 1} if self.modes == "outer" else range(len(ranks))
-            axes = tuple(k for k, rank in enumerate(ranks) if rank > 1 and k in outer)
+            named = (0, len(ranks) - 1) if self.modes == "outer" else range(len(ranks))
+            axes = tuple(k for k, rank in enumerate(ranks) if rank > 1 and k in named)
         elif not mode_numbers:
             raise TensorDropoutError(
                 f"TensorDropout: a CP layer has one mask for all modes, got modes={self.modes}; use modes='all'"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tensor_dropout.layers.dropout import Modes
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
-from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, leave_unused, rescale_
+from tensor_dropout.nets.heads import HEADS, WeightDropoutTucker, build_head, check_name, leave_out_unused, rescale_
 from tensor_dropout.nets.resnet import DESIGNS, ResNet, Stem, load_backbone
 
 __all__ = ["HEADS", "NETS", "ResNet", "WeightDropoutTucker", "build_head", "build_net", "load_backbone", "rescale_"]
@@ -85,7 +85,7 @@ def build_net(
         "input_shape": list(net.input_shape),
         "head": head,
         "stem": net.stem,
-        **{key: _as_json(value) for key, value in leave_unused(head, settings).items() if value is not None},
+        **{key: _as_json(value) for key, value in leave_out_unused(head, settings).items() if value is not None},
     }
     return net
 

@@ -343,11 +343,11 @@ def _build_linear(feature_shape: tuple[int, ...], outputs: int, drop_rate: float
     return nn.Sequential(pool, nn.Linear(feature_shape[0], outputs))
 
 
-def leave_unused(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+def leave_out_unused(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """The settings without those that are for other heads than this one.
 
     Example:
-        >>> leave_unused("fc+dropout", {"outputs": 10, "drop_rate": 0.2, "modes": "all"})
+        >>> leave_out_unused("fc+dropout", {"outputs": 10, "drop_rate": 0.2, "modes": "all"})
         {'outputs': 10, 'drop_rate': 0.2}
     """
     others = _DEFAULTS.keys() - set(_SETTINGS[name])

@@ -190,7 +190,7 @@ def _require_same_head(path: Path, before: Any, head: dict[str, Any]) -> None:
     if not isinstance(before, dict):
         return
     now = json.loads(json.dumps(head))
-    for key in now.keys() & before.keys():
+    for key in sorted(now.keys() & before.keys()):
         if now[key] != before[key]:
             raise TensorDropoutError(
                 f"train: {path} holds a run whose head was built with {key}={before[key]!r}, by default it is now "

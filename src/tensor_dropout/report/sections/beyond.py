@@ -105,10 +105,10 @@ def _show_change(own: Runs, baseline: Runs) -> Cell:
     changes = [found[seed] - plain[seed] for seed in sorted(found.keys() & plain.keys())]
     if own.found == baseline.found or len(changes) < 2:
         return Cell("")
-    each = ", ".join(f"{change:+.2f}" for change in changes).replace("-", "−")
+    listed = ", ".join(f"{change:+.2f}" for change in changes).replace("-", "−")
     if len(changes) == 2:  # as scores of two seeds are shown: their interval is too wide to be of use
-        return Cell(f"{fmean(changes):+.2f} ({each})".replace("-", "−"), "ours")
-    return show_difference(fmean(changes), seed_interval(changes), each)
+        return Cell(f"{fmean(changes):+.2f} ({listed})".replace("-", "−"), "ours")
+    return show_difference(fmean(changes), seed_interval(changes), listed)
 
 
 # Unknown classes.
