@@ -17,14 +17,14 @@ from pathlib import Path
 
 import torch
 
-from tensor_dropout.data import load_data
-from tensor_dropout.data.augment import RandomFlip, RandomShift
-from tensor_dropout.data.base import Data, StandardizeImages, TensorSplit
-from tensor_dropout.records import describe_environment
-from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.loop import build_network, make_optimizer
-from tensor_dropout.training.sampling import Feed, Sampler
-from tensor_dropout.training.step import Step, choose_memory_format, lay_out_, make_targets
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.augment import RandomFlip, RandomShift
+from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
+from tensor_dropout_lab.records import describe_environment
+from tensor_dropout_lab.training.config import resolve_config
+from tensor_dropout_lab.training.loop import build_network, make_optimizer
+from tensor_dropout_lab.training.sampling import Feed, Sampler
+from tensor_dropout_lab.training.step import Step, choose_memory_format, lay_out_, make_targets
 
 HEADS = {
     "fc": {},

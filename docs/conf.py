@@ -20,7 +20,7 @@ from sphinx.util.logging import getLogger
 from typer.testing import CliRunner
 
 from tensor_dropout import __version__
-from tensor_dropout.cli import app as command_line
+from tensor_dropout_lab.cli import app as command_line
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx

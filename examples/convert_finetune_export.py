@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import tensor_dropout as td
-from tensor_dropout.data import load_data
 from tensor_dropout.exporting import export_onnx
+from tensor_dropout_lab.data import load_data
 
 
 def build() -> nn.Module:

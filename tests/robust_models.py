@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.data import load_data
-from tensor_dropout.nets import build_net
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.nets import build_net
 
 
 @cache

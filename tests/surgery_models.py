@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.nets import build_net
+from tensor_dropout_lab.nets import build_net
 
 FACTORIZATIONS = ("tucker", "cp", "tt")
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}

@@ -42,12 +42,12 @@ from tensor_dropout.robustness import (
     apgd,
     bim,
     fgsm,
-    fit_twin,
     paper_attack,
     pgd,
 )
 from tensor_dropout.robustness.blackbox import _window_side
 from tensor_dropout.robustness.norms import NORMS, find_norm
+from tensor_dropout_lab.evaluation.twin import fit_twin
 
 BALLS = {"linf": 0.1, "l2": 0.6}
 """Norm -> a radius at which the plain networks lose about half of the digits."""

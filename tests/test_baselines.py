@@ -10,10 +10,10 @@ import torch
 from sklearn.linear_model import Ridge as SklearnRidge
 from torch import nn
 
-from tensor_dropout.data import load_data
-from tensor_dropout.data.base import Data, StandardizeImages, TensorSplit
-from tensor_dropout.training import baselines
-from tensor_dropout.training.baselines import PENALTIES, fit_ridge, predict_ridge
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
+from tensor_dropout_lab.training import baselines
+from tensor_dropout_lab.training.baselines import PENALTIES, fit_ridge, predict_ridge
 from training_runs import run
 
 

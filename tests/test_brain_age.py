@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tensor_dropout import cli
-from tensor_dropout.training.config import resolve_config
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.training.config import resolve_config
 
 pytest.importorskip("nibabel")
 pytest.importorskip("matplotlib")

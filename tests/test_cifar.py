@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_dropout.data import cifar, load_data
-from tensor_dropout.data.cifar import OFFICIAL, unpickle_plain
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data import cifar, load_data
+from tensor_dropout_lab.data.cifar import OFFICIAL, unpickle_plain
 
 
 class Text(bytes):

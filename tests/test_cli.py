@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli, experiments
-from tensor_dropout.data import DATASETS
+from tensor_dropout_lab import cli, experiments
+from tensor_dropout_lab.data import DATASETS
 
 runner = CliRunner()
 
@@ -179,7 +179,7 @@ def test_without_the_extra(missing):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_in_a_real_process(tmp_path, number):
     """The signal itself, in the middle of training."""
-    command = [sys.executable, "-m", "tensor_dropout", "reproduce", "digits", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-m", "tensor_dropout_lab", "reproduce", "digits", "--out", str(tmp_path / "out")]
     # A suite that runs in the background of a shell ignores SIGINT, and its children would too.
     listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -9,11 +9,11 @@ from typing import Literal, get_args, get_origin
 import pytest
 from typer.testing import CliRunner
 
-from tensor_dropout import cli
-from tensor_dropout.data import DATASETS, describe_options
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training import loop
-from tensor_dropout.training.config import DEFAULTS, Config, parse_value, resolve_config, write_toml
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import DATASETS, describe_options
+from tensor_dropout_lab.training import loop
+from tensor_dropout_lab.training.config import DEFAULTS, Config, parse_value, resolve_config, write_toml
 
 runner = CliRunner()
 

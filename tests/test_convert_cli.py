@@ -9,9 +9,9 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
-from tensor_dropout.data import load_data
-from tensor_dropout.nets import build_net
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.nets import build_net
 
 runner = CliRunner()
 

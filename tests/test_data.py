@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tensor_dropout.data import DATASETS, Data, StreamSplit, TensorSplit, describe_options, load_data, register_data
-from tensor_dropout.data import base as base_module
-from tensor_dropout.data.augment import RandomFlip, RandomShift, shift_images
-from tensor_dropout.data.base import (
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data import DATASETS, Data, StreamSplit, TensorSplit, describe_options, load_data, register_data
+from tensor_dropout_lab.data import base as base_module
+from tensor_dropout_lab.data.augment import RandomFlip, RandomShift, shift_images
+from tensor_dropout_lab.data.base import (
     StandardizeChannels,
     StandardizeImages,
     bin_targets,
@@ -25,9 +26,8 @@ from tensor_dropout.data.base import (
     import_extra,
     name_targets,
 )
-from tensor_dropout.data.synthetic import draw_weight
-from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training.config import resolve_config
+from tensor_dropout_lab.data.synthetic import draw_weight
+from tensor_dropout_lab.training.config import resolve_config
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Known  # what is not there when the options are read
@@ -62,7 +62,7 @@ def load_ones(*, root=None, seed: int = 0, n: int = 3) -> Data:
 
 
 def test_a_data_set_of_one_s_own_has_a_name(monkeypatch):
-    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    monkeypatch.setattr("tensor_dropout_lab.data.DATASETS", dict(DATASETS))
     register_data("ones", load_ones)
     data = load_data("ones", root="anywhere", seed=3, n=5)
     assert (len(data.train), data.target_names, data.simulated) == (5, ["a", "b"], False)
@@ -91,7 +91,7 @@ def test_what_is_no_data_set_is_refused(name, loader, message):
 
 
 def test_only_the_same_definition_takes_a_name_again(monkeypatch):
-    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    monkeypatch.setattr("tensor_dropout_lab.data.DATASETS", dict(DATASETS))
     first = partial(load_ones, n=4)
     for name, loader, other in (("part", first, partial(load_ones, n=5)), ("short", lambda: 1, lambda: 2)):
         register_data(name, loader)
@@ -140,7 +140,7 @@ def make_data(task="classification", outputs=3, part="train", **changes):
     ],
 )
 def test_data_of_one_s_own_that_does_not_fit_together_is_refused(monkeypatch, changes, message):
-    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    monkeypatch.setattr("tensor_dropout_lab.data.DATASETS", dict(DATASETS))
     register_data("mine", lambda: make_data(**changes))
     with pytest.raises(TensorDropoutError, match="^mine: .*" + re.escape(message)):
         load_data("mine")
@@ -148,7 +148,7 @@ def test_data_of_one_s_own_that_does_not_fit_together_is_refused(monkeypatch, ch
 
 @pytest.mark.parametrize(("task", "outputs"), [("classification", 3), ("regression", 1), ("regression", 2)])
 def test_data_of_one_s_own_that_fits_together_is_taken(monkeypatch, task, outputs):
-    monkeypatch.setattr("tensor_dropout.data.DATASETS", dict(DATASETS))
+    monkeypatch.setattr("tensor_dropout_lab.data.DATASETS", dict(DATASETS))
     strange = TensorSplit(torch.ones(2, 1, 2, 2), torch.tensor([-1, -1]), ["x", "y"])
     register_data("mine", lambda: make_data(task, outputs, unknown=strange))
     assert load_data("mine").outputs == outputs
@@ -165,8 +165,8 @@ def load_typed(*, shape: tuple[int, int] = (1, 1), folder: Path | None = None, n
 def test_options_come_as_the_types_that_a_loader_asks_for(monkeypatch):
     """TOML, JSON and the command line have no tuples and no paths; one annotation only type checkers know."""
     known = dict(DATASETS)
-    monkeypatch.setattr("tensor_dropout.data.DATASETS", known)
-    monkeypatch.setattr("tensor_dropout.training.config.DATASETS", known)
+    monkeypatch.setattr("tensor_dropout_lab.data.DATASETS", known)
+    monkeypatch.setattr("tensor_dropout_lab.training.config.DATASETS", known)
     register_data("typed", load_typed)
     options = {"shape": [8, 8], "folder": "here", "sizes": ["any"], "n": 2}
     resolved = resolve_config(overrides={"data.name": "typed", "data.options": options}).data.options
@@ -210,7 +210,7 @@ def test_bad_names_and_options_are_refused(name, options, message):
 
 def test_importing_the_package_pulls_in_none_of_the_extras():
     code = (
-        "import sys, tensor_dropout.data as d\n"
+        "import sys, tensor_dropout_lab.data as d\n"
         "[d.describe_options(name) for name in d.DATASETS]\n"
         "print([m for m in ('sklearn', 'nibabel', 'PIL', 'scipy', 'matplotlib', 'pandas') if m in sys.modules])"
     )
@@ -424,7 +424,7 @@ def check_parts(data: Data) -> None:
 
 def test_digits_are_those_of_the_experiment():
     pytest.importorskip("sklearn")
-    from tensor_dropout.experiments.digits import load_parts
+    from tensor_dropout_lab.experiments.digits import load_parts
 
     data = load_data("digits")
     check_parts(data)

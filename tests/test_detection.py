@@ -12,12 +12,12 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.nets import build_net
-from tensor_dropout.robustness.detection import SIGNALS, detect, rank_area
-from tensor_dropout.robustness.outcomes import describe_outcome
+from tensor_dropout.metrics.detection import SIGNALS, detect, rank_area
 from tensor_dropout.robustness.target import Target
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.evaluation.outcomes import describe_outcome
+from tensor_dropout_lab.nets import build_net
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -13,10 +13,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
-from tensor_dropout.experiments import digits
-from tensor_dropout.records import read_finished, write_json
-from tensor_dropout.writing import replacing
+from tensor_dropout.atomic_files import replacing
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.experiments import digits
+from tensor_dropout_lab.records import read_finished, write_json
 
 TINY = digits.Preset(
     seeds=1, epochs=1, channels=8, rank=(4, 2, 2, 5), snrs=(0.5, 4.0), shown_snrs=(4.0,), noise_draws=1

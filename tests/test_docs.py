@@ -21,7 +21,7 @@ for needed in ("furo", "myst_parser", "sphinx", "typer"):  # furo first: a folde
     pytest.importorskip(needed, reason=f"the site needs {needed}: pip install -e '.[docs]'")
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("tensor_dropout", "tensor_dropout.robustness", "tensor_dropout.nets", "tensor_dropout.data")
+PACKAGES = ("tensor_dropout", "tensor_dropout.robustness", "tensor_dropout_lab.nets", "tensor_dropout_lab.data")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href"}
 
 
@@ -100,7 +100,7 @@ def test_the_api_has_every_public_name(site, package):
 
 
 def test_the_command_line_page_is_the_help(site):
-    from tensor_dropout.cli import app
+    from tensor_dropout_lab.cli import app
 
     text = (site.folder / "cli.html").read_text(encoding="utf-8")
     names = [command.name or command.callback.__name__ for command in app.registered_commands]

@@ -20,11 +20,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tensor_dropout import cli
-from tensor_dropout.data import DATASETS, Data, Source, TensorSplit, load_data
-from tensor_dropout.robustness import apgd, blackbox, intervals, iterated, show, transfer
+from tensor_dropout.robustness import apgd, blackbox, iterated, transfer
 from tensor_dropout.robustness.audit import ensemble
-from tensor_dropout.robustness.outcomes import read_outcomes
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import DATASETS, Data, Source, TensorSplit, load_data
+from tensor_dropout_lab.evaluation import intervals, show
+from tensor_dropout_lab.evaluation.outcomes import read_outcomes
 from training_runs import fork, run, wait
 
 SMALL = ["--images", 60, "--steps", 5, "--queries", 20, "--twin-epochs", 1, "--repeats", 2]

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import tensor_dropout as td
-from tensor_dropout.data import load_data
-from tensor_dropout.nets import build_net
-from tensor_dropout.training.evaluation import Outcome, calibration_error, evaluate, summarize
-from tensor_dropout.training.runs import RunFolder
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.nets import build_net
+from tensor_dropout_lab.training.evaluation import Outcome, calibration_error, evaluate, summarize
+from tensor_dropout_lab.training.runs import RunFolder
 
 
 def draw_logits(n, classes, seed=0, scale=2.0):

@@ -17,13 +17,14 @@ from torch import nn
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli, files
-from tensor_dropout.cli.predict import _find_units as find_units
-from tensor_dropout.cli.predict import format_uncertain
-from tensor_dropout.data.nifti import read_input
-from tensor_dropout.explanation import Explanation, enlarge, explain, find_peak, merge_head
-from tensor_dropout.explanation_figures import draw_explanation, slice_volume, view_picture
-from tensor_dropout.nets import HEADS, build_net
+from tensor_dropout import files
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.cli.predict import _find_units as find_units
+from tensor_dropout_lab.cli.predict import format_uncertain
+from tensor_dropout_lab.data.nifti import read_input
+from tensor_dropout_lab.explanation import Explanation, enlarge, explain, find_peak, merge_head
+from tensor_dropout_lab.explanation_figures import draw_explanation, slice_volume, view_picture
+from tensor_dropout_lab.nets import HEADS, build_net
 from training_runs import run
 
 SHAPES = {"2-D": (3, 16, 24), "3-D": (1, 16, 18, 24)}

@@ -10,9 +10,9 @@ from torch import nn
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
 from tensor_dropout.exporting import export_merged, export_onnx, export_program
-from tensor_dropout.nets import build_net
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.nets import build_net
 
 
 def plain():

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tensor_dropout.data import load_data
-from tensor_dropout.data.batches import Batches
-from tensor_dropout.data.imagefolder import decode_picture, draw_box, read_input
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.robustness.evaluation import measure_scale, take_examples
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.batches import Batches
+from tensor_dropout_lab.data.imagefolder import decode_picture, draw_box, read_input
+from tensor_dropout_lab.evaluation.evaluate import measure_scale, take_examples
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tensor_dropout.data import TensorSplit, load_data
-from tensor_dropout.data.limits import Parts, limit
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data import TensorSplit, load_data
+from tensor_dropout_lab.data.limits import Parts, limit
 
 
 def make_parts(n=100, classes=5):

@@ -15,17 +15,9 @@ from scipy import optimize, stats
 from sklearn import metrics
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.robustness import intervals, measures, reading
-from tensor_dropout.robustness.intervals import (
-    bootstrap_interval,
-    compare,
-    difference_interval,
-    mcnemar,
-    metric_interval,
-    proportion_interval,
-    seed_interval,
-)
-from tensor_dropout.robustness.measures import (
+from tensor_dropout.metrics import measures
+from tensor_dropout.metrics import outcome_arrays as reading
+from tensor_dropout.metrics.measures import (
     fit_extra_variance,
     reliability,
     risk_coverage,
@@ -34,7 +26,17 @@ from tensor_dropout.robustness.measures import (
     summarize,
     widen,
 )
-from tensor_dropout.training import evaluation
+from tensor_dropout_lab.evaluation import intervals
+from tensor_dropout_lab.evaluation.intervals import (
+    bootstrap_interval,
+    compare,
+    difference_interval,
+    mcnemar,
+    metric_interval,
+    proportion_interval,
+    seed_interval,
+)
+from tensor_dropout_lab.training import evaluation
 
 
 def draw_classes(n=400, classes=5, seed=0, scale=1.5):

@@ -29,9 +29,9 @@ from surgery_models import (
     refused,
     relative_change,
 )
-from tensor_dropout.nets import WeightDropoutTucker, build_net
 from tensor_dropout.surgery.head import TensorHead
 from tensor_dropout.surgery.weights import as_network
+from tensor_dropout_lab.nets import WeightDropoutTucker, build_net
 
 MERGED = {torch.float32: 1e-5, torch.float64: 1e-12}
 both_dtypes = pytest.mark.parametrize("dtype", MERGED, ids=["float32", "float64"])

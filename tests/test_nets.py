@@ -12,9 +12,9 @@ from torch import nn
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from tensor_dropout.nets import HEADS, NETS, WeightDropoutTucker, build_head, build_net, load_backbone
-from tensor_dropout.nets.heads import _DEFAULTS
-from tensor_dropout.nets.resnet import DESIGNS, ResNet
+from tensor_dropout_lab.nets import HEADS, NETS, WeightDropoutTucker, build_head, build_net, load_backbone
+from tensor_dropout_lab.nets.heads import _DEFAULTS
+from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet
 
 IMAGE, VOLUME = (1, 8, 8), (1, 16, 20, 16)
 PUBLISHED = {  # torchvision: parameters, entries of the state dict

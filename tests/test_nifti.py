@@ -15,12 +15,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tensor_dropout.data import StreamSplit, TensorSplit, load_data
-from tensor_dropout.data.nifti import cache as module
-from tensor_dropout.data.nifti import read_input
-from tensor_dropout.data.nifti.scans import find_place, find_row
-from tensor_dropout.data.nifti.volumes import resample_volume
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data import StreamSplit, TensorSplit, load_data
+from tensor_dropout_lab.data.nifti import cache as module
+from tensor_dropout_lab.data.nifti import read_input
+from tensor_dropout_lab.data.nifti.scans import find_place, find_row
+from tensor_dropout_lab.data.nifti.volumes import resample_volume
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
 
@@ -644,7 +644,7 @@ def test_other_augmentation_is_refused_before_a_file_is_read(flat):
 def test_strong_augmentation_can_be_set_on_the_command_line(monkeypatch):
     from typer.testing import CliRunner
 
-    from tensor_dropout import cli
+    from tensor_dropout_lab import cli
 
     monkeypatch.setenv("COLUMNS", "500")
     command = ["train", "--keys", "--data", "nifti", "--set"]
@@ -717,6 +717,6 @@ def test_what_a_killed_preparation_left_is_removed_and_locks_are_not_needed(flat
     def refuse(*_):
         raise OSError("no locks on this file system")
 
-    monkeypatch.setattr("tensor_dropout.writing.fcntl.flock", refuse)
+    monkeypatch.setattr("tensor_dropout.atomic_files.fcntl.flock", refuse)
     assert len(load(flat).train) == 12
     assert not left.exists()

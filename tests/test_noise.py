@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tensor_dropout.data import load_data
-from tensor_dropout.data.base import StandardizeImages
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness import noise
 from tensor_dropout.robustness.noise import (
@@ -32,6 +30,8 @@ from tensor_dropout.robustness.noise import (
     salt_and_pepper,
     suitable,
 )
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.base import StandardizeImages
 
 BYTES = (0.0, 255.0)
 SIZES = {1: (200,), 2: (24, 20), 3: (12, 10, 14)}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +90,18 @@ def test_every_public_method_is_documented(name):
     for member, value in vars(getattr(td, name)).items():
         if not member.startswith("_") and (callable(value) or isinstance(value, property)):
             assert value.__doc__, f"{name}.{member}"
+
+
+def list_imports(path: Path) -> set[str]:
+    """The modules that a file imports, anywhere in it."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    return named | {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+
+
+def test_the_library_never_imports_the_laboratory():
+    files = list(Path(td.__file__).parent.rglob("*.py"))
+    assert len(files) > 40
+    guilty = [path.name for path in files if any("tensor_dropout_lab" in name for name in list_imports(path))]
+    assert guilty == []
+    assert any("tensor_dropout_lab" in name for name in list_imports(Path(__file__).with_name("test_cli.py")))

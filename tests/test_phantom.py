@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_dropout.data import load_data
-from tensor_dropout.data.phantom import draw_ages, simulate_heads
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.phantom import draw_ages, simulate_heads
 
 
 @pytest.fixture(scope="module")

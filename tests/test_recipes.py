@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.data.base import Data, StandardizeImages, TensorSplit
-from tensor_dropout.experiments import describe, load_experiment, synthetic
-from tensor_dropout.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
-from tensor_dropout.experiments.recipes import (
+from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
+from tensor_dropout_lab.evaluation.evaluate import Settings
+from tensor_dropout_lab.experiments import describe, load_experiment, synthetic
+from tensor_dropout_lab.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
+from tensor_dropout_lab.experiments.recipes import (
     ROOT,
     describe_experiment,
     expand,
@@ -25,14 +26,13 @@ from tensor_dropout.experiments.recipes import (
     list_experiments,
     load_recipes,
 )
-from tensor_dropout.experiments.synthetic.training import Setting, train_stage
-from tensor_dropout.nets import build_net
-from tensor_dropout.nets.heads import build_head
-from tensor_dropout.nets.resnet import DESIGNS, ResNet
-from tensor_dropout.robustness.evaluation import Settings
-from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.schedule import rate_at
-from tensor_dropout.training.show import Reporter
+from tensor_dropout_lab.experiments.synthetic.training import Setting, train_stage
+from tensor_dropout_lab.nets import build_net
+from tensor_dropout_lab.nets.heads import build_head
+from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet
+from tensor_dropout_lab.training.config import resolve_config
+from tensor_dropout_lab.training.schedule import rate_at
+from tensor_dropout_lab.training.show import Reporter
 from training_runs import ALONE, RunFolder, Trainer
 
 PRESETS = ("quick", "paper")
@@ -343,7 +343,7 @@ def find_settings(cell, monkeypatch):
     def note(run, settings, *, out, images, root, device, **prediction):
         asked.update(settings=settings, images=images, root=root)
 
-    monkeypatch.setattr("tensor_dropout.robustness.runs.evaluate_run", note)
+    monkeypatch.setattr("tensor_dropout_lab.evaluation.runs.evaluate_run", note)
     evaluate_cell(cell, Path("run"), Path("out"), Place(Path("base"), {"cifar100": "/data"}))
     return asked
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from chromium import Chromium, find_chromium
-from tensor_dropout.figures import LOOKS, draw_figure, save_figure
-from tensor_dropout.report.characters import escape_latex
-from tensor_dropout.report.html import inline_figure, write_html
-from tensor_dropout.report.model import Cell, Figure, Report, Section, Table
-from tensor_dropout.report.text import escape_markdown, write_latex, write_markdown
+from tensor_dropout_lab.figures import LOOKS, draw_figure, save_figure
+from tensor_dropout_lab.report.characters import escape_latex
+from tensor_dropout_lab.report.html import inline_figure, write_html
+from tensor_dropout_lab.report.model import Cell, Figure, Report, Section, Table
+from tensor_dropout_lab.report.text import escape_markdown, write_latex, write_markdown
 
 SCREENSHOTS = Path(__file__).parents[1] / "out" / "report-screenshots"
 NASTY = """<script>alert("x")</script> & 'single' | pipe \\ back $5 #1 {x} ~ ^ θ ε ∞ ≥ ± ² 中 Gödel [a](b) *c* `d`"""

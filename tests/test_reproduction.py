@@ -26,31 +26,30 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-import tensor_dropout as td
-import tensor_dropout.robustness.runs  # a fixture replaces a function of it
-from tensor_dropout import cli
-from tensor_dropout.data import DATASETS
-from tensor_dropout.data.cifar import DATA_VARIABLE
+from tensor_dropout.atomic_files import alone_in
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.experiments import digits, paper, recipes, sweep, synthetic
-from tensor_dropout.experiments.cells import FORMAT, Place, find_cell, run_cell
-from tensor_dropout.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
-from tensor_dropout.nets.heads import build_head
-from tensor_dropout.records import describe_command, write_json
-from tensor_dropout.report.characters import escape_latex
-from tensor_dropout.report.collect import build_section, collect
-from tensor_dropout.report.sections.runs import find_runs, pool, show_number
-from tensor_dropout.robustness.intervals import (
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import DATASETS
+from tensor_dropout_lab.data.cifar import DATA_VARIABLE
+from tensor_dropout_lab.evaluation import runs as evaluation_runs
+from tensor_dropout_lab.evaluation.intervals import (
     bootstrap_interval,
     difference_interval,
     metric_interval,
     proportion_interval,
     seed_interval,
 )
-from tensor_dropout.robustness.outcomes import Outcomes
-from tensor_dropout.training import loop
-from tensor_dropout.training.step import Step
-from tensor_dropout.writing import alone_in
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout_lab.experiments import digits, paper, recipes, sweep, synthetic
+from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
+from tensor_dropout_lab.nets.heads import build_head
+from tensor_dropout_lab.records import describe_command, write_json
+from tensor_dropout_lab.report.characters import escape_latex
+from tensor_dropout_lab.report.collect import build_section, collect
+from tensor_dropout_lab.report.sections.runs import find_runs, pool, show_number
+from tensor_dropout_lab.training import loop
+from tensor_dropout_lab.training.step import Step
 
 runner = CliRunner()
 ROOT = recipes.ROOT
@@ -139,7 +138,7 @@ def copied(everything, tmp_path):
 def started(monkeypatch):
     """What was really computed: ("train", EXPERIMENT/SLUG) and ("evaluate", EXPERIMENT/SLUG)."""
     calls = []
-    run, evaluate = loop.Trainer.run, td.robustness.runs.evaluate_run
+    run, evaluate = loop.Trainer.run, evaluation_runs.evaluate_run
 
     def note_training(self):
         calls.append(("train", "/".join(self.folder.path.parts[-2:])))
@@ -152,7 +151,7 @@ def started(monkeypatch):
         return evaluate(folder, settings, **options)
 
     monkeypatch.setattr(loop.Trainer, "run", note_training)
-    monkeypatch.setattr("tensor_dropout.robustness.runs.evaluate_run", note_evaluation)
+    monkeypatch.setattr("tensor_dropout_lab.evaluation.runs.evaluate_run", note_evaluation)
     return calls
 
 
@@ -727,7 +726,7 @@ def test_an_interruption_cancels_the_jobs(tmp_path, engine, monkeypatch):
 def test_a_signal_ends_the_workers_too(tmp_path):
     """In the background of a script, where SIGINT is ignored, and so are submitit's."""
     pytest.importorskip("submitit")
-    command = [sys.executable, "-m", "tensor_dropout", "reproduce", "cifar100", "--workers", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "tensor_dropout_lab", "reproduce", "cifar100", "--workers", "2", "--device", "cpu"]
     ignore = partial(signal.signal, signal.SIGINT, signal.SIG_IGN)
     with subprocess.Popen(
         [*command, "--out", str(tmp_path)], preexec_fn=ignore, stderr=subprocess.PIPE, text=True

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor_dropout.experiments.cells import find_cell
-from tensor_dropout.experiments.recipes import ROOT as RECIPES
-from tensor_dropout.experiments.recipes import expand, list_experiments, load_recipes
-from tensor_dropout.robustness.outcomes import read_outcomes
-from tensor_dropout.training.runs import flatten
+from tensor_dropout_lab.evaluation.outcomes import read_outcomes
+from tensor_dropout_lab.experiments.cells import find_cell
+from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
+from tensor_dropout_lab.experiments.recipes import expand, list_experiments, load_recipes
+from tensor_dropout_lab.training.runs import flatten
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -60,7 +60,7 @@ def test_accuracies_with_intervals_are_those_of_the_tables(page):
 def test_kept_evaluations_can_be_compared(tmp_path):
     """What README shows of compare works on records of which decisions alone were kept."""
     folders = [str(RESULTS / "cifar100" / name) for name in ("fc-seed0", "rtrl-cp-seed0")]
-    command = [sys.executable, "-m", "tensor_dropout", "compare", *folders, "--out", str(tmp_path / "record.json")]
+    command = [sys.executable, "-m", "tensor_dropout_lab", "compare", *folders, "--out", str(tmp_path / "record.json")]
     subprocess.run(command, check=True, capture_output=True)
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     rows = {row["part"]: row for row in record["pairs"][0]["parts"]}
@@ -81,7 +81,7 @@ def test_the_command_of_the_guide_is_the_one_that_made_the_record():
     (block,) = (each for each in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "rtrl-cp-fold1" in each)
     typed = shlex.split(block.replace("\\\n", " "))
     listed = subprocess.run(
-        [sys.executable, "-m", "tensor_dropout", *typed[1:], "--keys"], check=True, capture_output=True, text=True
+        [sys.executable, "-m", "tensor_dropout_lab", *typed[1:], "--keys"], check=True, capture_output=True, text=True
     )
     settings = flatten(tomllib.loads(listed.stdout))
     made = json.loads((RESULTS / "mri" / "rtrl-cp-fold1-paper-seed0" / "run.json").read_text("utf-8"))["settings"]

@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.data import StreamSplit, load_data
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.robustness.compare import compare_outcomes
-from tensor_dropout.robustness.evaluation import (
+from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.target import Predicted, Target
+from tensor_dropout_lab.data import StreamSplit, load_data
+from tensor_dropout_lab.evaluation.compare import compare_outcomes
+from tensor_dropout_lab.evaluation.evaluate import (
     Examples,
     Settings,
     build_target,
@@ -23,17 +25,15 @@ from tensor_dropout.robustness.evaluation import (
     measure_scale,
     take_examples,
 )
-from tensor_dropout.robustness.noise import CORRUPTIONS
-from tensor_dropout.robustness.outcomes import Outcomes, describe_outcome, read_outcomes
-from tensor_dropout.robustness.protocol import (
+from tensor_dropout_lab.evaluation.outcomes import Outcomes, describe_outcome, read_outcomes
+from tensor_dropout_lab.evaluation.protocol import (
     CURVE_STRENGTHS,
     Budget,
     plan_attacks,
     plan_noise,
 )
-from tensor_dropout.robustness.runs import evaluate_run
-from tensor_dropout.robustness.summary import summarize_evaluation, worst_outcome
-from tensor_dropout.robustness.target import Predicted, Target
+from tensor_dropout_lab.evaluation.runs import evaluate_run
+from tensor_dropout_lab.evaluation.summary import summarize_evaluation, worst_outcome
 from training_runs import run
 
 USUAL = tuple(Budget.parse(f"{strength}/255") for strength in (2, 8, 16))

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.utils.data import get_worker_info
 
-from tensor_dropout.data.base import StreamSplit, TensorSplit
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training.config import ScheduleConfig
-from tensor_dropout.training.sampling import Feed, Sampler
-from tensor_dropout.training.schedule import rate_at
+from tensor_dropout_lab.data.base import StreamSplit, TensorSplit
+from tensor_dropout_lab.training.config import ScheduleConfig
+from tensor_dropout_lab.training.sampling import Feed, Sampler
+from tensor_dropout_lab.training.schedule import rate_at
 from training_runs import run_forked
 
 CPU = torch.device("cpu")

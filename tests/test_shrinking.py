@@ -8,10 +8,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tensor_dropout import cli
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.nets import build_net
-from tensor_dropout.robustness.shrinking import shrink
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.evaluation.shrinking import shrink
+from tensor_dropout_lab.nets import build_net
 
 X = torch.rand(7, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 

@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.nets import build_net
-from tensor_dropout.sources import call_factory, read_network, read_state
+from tensor_dropout_lab.nets import build_net
+from tensor_dropout_lab.network_loading import call_factory, read_network, read_state
 
 
 def small_net():

@@ -24,8 +24,8 @@ from surgery_models import (
     plain,
     refused,
 )
-from tensor_dropout.nets import HEADS, build_net
 from tensor_dropout.surgery.head import TensorHead
+from tensor_dropout_lab.nets import HEADS, build_net
 
 
 def fresh(case, dtype=torch.float32):

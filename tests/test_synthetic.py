@@ -9,8 +9,8 @@ import torch
 
 import tensor_dropout as td
 from tensor_dropout import reference
-from tensor_dropout.experiments import EXPERIMENTS, load_experiment, synthetic
-from tensor_dropout.experiments.synthetic import objective, report, training
+from tensor_dropout_lab.experiments import EXPERIMENTS, load_experiment, synthetic
+from tensor_dropout_lab.experiments.synthetic import objective, report, training
 
 TINY = training.Setting(
     format="cp", inputs="white", optimizer="sgd", epochs=3, size=4, true_rank=2, rank=3, n_train=40, n_test=10, batch=10

@@ -24,9 +24,9 @@ from robust_models import (
     train_tensor,
 )
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.nets import build_net
 from tensor_dropout.robustness import APGD, LOSSES, Iterated, RandomSearch, Square, Target, Transfer, bim, fgsm, pgd
-from tensor_dropout.robustness.outcomes import describe_outcome
+from tensor_dropout_lab.evaluation.outcomes import describe_outcome
+from tensor_dropout_lab.nets import build_net
 
 CE = LOSSES["cross_entropy"]
 INCREASE = LOSSES["increase"]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.experiments.cells import FORMAT
-from tensor_dropout.experiments.recipes import ROOT as RECIPES
-from tensor_dropout.experiments.recipes import expand, load_recipes
-from tensor_dropout.records import write_json
-from tensor_dropout.robustness.outcomes import Outcomes, open_outcomes, read_outcomes
+from tensor_dropout_lab.evaluation.outcomes import Outcomes, open_outcomes, read_outcomes
+from tensor_dropout_lab.experiments.cells import FORMAT
+from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
+from tensor_dropout_lab.experiments.recipes import expand, load_recipes
+from tensor_dropout_lab.records import write_json
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from choose_variants import FOLD, choose, write_points

@@ -21,14 +21,14 @@ import torch
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
-from tensor_dropout.cli.predict import format_uncertain
-from tensor_dropout.data import load_data
-from tensor_dropout.records import write_json
-from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.runs import RunFolder, data_options, list_runs
-from tensor_dropout.training.sampling import Feed, Sampler
-from tensor_dropout.writing import alone_in
+from tensor_dropout.atomic_files import alone_in
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.cli.predict import format_uncertain
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.training.config import resolve_config
+from tensor_dropout_lab.training.runs import RunFolder, data_options, list_runs
+from tensor_dropout_lab.training.sampling import Feed, Sampler
 from training_runs import read_metrics, read_weights, run_forked
 
 QUIET = ["--device", "cpu", "--set", "run.threads=1"]
@@ -296,7 +296,7 @@ def test_synthetic_regression_trains(tmp_path):
 def test_terminated_in_a_real_process_the_command_goes_on(tmp_path):
     """The whole command in its own process: SIGTERM, status 130, one sentence, and the same command again."""
     folder = tmp_path / "run"
-    command = [sys.executable, "-m", "tensor_dropout", "train", *QUIET, "--epochs", "100", "--out", str(folder)]
+    command = [sys.executable, "-m", "tensor_dropout_lab", "train", *QUIET, "--epochs", "100", "--out", str(folder)]
     listen = partial(signal.signal, signal.SIGTERM, signal.SIG_DFL)
     process = subprocess.Popen(command, preexec_fn=listen, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
@@ -714,7 +714,8 @@ def test_metrics_that_end_in_bytes_of_no_text_are_cut_there(digits, tmp_path):
 
 def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     done = []
-    monkeypatch.setattr("tensor_dropout.writing.fsync", lambda number: done.append(("fsync", os.fstat(number).st_size)))
+    fsync = "tensor_dropout.atomic_files.fsync"
+    monkeypatch.setattr(fsync, lambda number: done.append(("fsync", os.fstat(number).st_size)))
     replace = os.replace
     monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
     write_json(tmp_path / "record.json", {"a": 1})
@@ -722,8 +723,8 @@ def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
 
 
 def test_folds_have_folders_of_their_own():
-    from tensor_dropout.cli.train import _name_folder
-    from tensor_dropout.training.config import resolve_config
+    from tensor_dropout_lab.cli.train import _name_folder
+    from tensor_dropout_lab.training.config import resolve_config
 
     plain = resolve_config(overrides={"data.name": "digits", "net.head": "fc", "run.seed": 3})
     folded = resolve_config(overrides={"data.name": "nifti", "net.head": "fc", "data.options": {"folds": 5, "fold": 2}})
@@ -750,7 +751,7 @@ td.register_law("half", Half())
 
 def run_in(folder, *arguments):
     """The command in a process of its own, in which nothing is registered yet."""
-    command = [sys.executable, "-m", "tensor_dropout", *map(str, arguments)]
+    command = [sys.executable, "-m", "tensor_dropout_lab", *map(str, arguments)]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 

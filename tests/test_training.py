@@ -17,18 +17,18 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout import cli
-from tensor_dropout.data import TensorSplit, load_data
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.nets import HEADS, build_net, rescale_
-from tensor_dropout.nets.resnet import StemConvolution, convolve_folded
-from tensor_dropout.training import loop
-from tensor_dropout.training.checkpoint import list_checkpoints, read_checkpoint, read_latest
-from tensor_dropout.training.processes import choose_device
-from tensor_dropout.training.sampling import Sampler
-from tensor_dropout.training.schedule import rate_at
-from tensor_dropout.training.step import Average, Graph, Step, Targets, choose_speed, make_targets
-from tensor_dropout.training.surroundings import Interruption, explaining_memory, threads
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import TensorSplit, load_data
+from tensor_dropout_lab.nets import HEADS, build_net, rescale_
+from tensor_dropout_lab.nets.resnet import StemConvolution, convolve_folded
+from tensor_dropout_lab.training import loop
+from tensor_dropout_lab.training.checkpoint import list_checkpoints, read_checkpoint, read_latest
+from tensor_dropout_lab.training.processes import choose_device
+from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads
+from tensor_dropout_lab.training.sampling import Sampler
+from tensor_dropout_lab.training.schedule import rate_at
+from tensor_dropout_lab.training.step import Average, Graph, Step, Targets, choose_speed, make_targets
 from training_runs import (
     STEPS_PER_EPOCH,
     assert_equal_runs,

@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import tensor_dropout as td
-from tensor_dropout.data import load_data
-from tensor_dropout.training.checkpoint import read_latest
-from tensor_dropout.training.processes import joined
-from tensor_dropout.training.step import Step
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.training.checkpoint import read_latest
+from tensor_dropout_lab.training.processes import joined
+from tensor_dropout_lab.training.step import Step
 from training_runs import ALONE, assert_equal_runs, make_trainer, read_metrics, read_weights, run
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch with gloo")
@@ -293,8 +293,8 @@ def test_one_process_goes_on_with_the_run_of_two(two, name):
 
 DRIVER = """
 import os, sys
-from tensor_dropout.training.step import Step
-from tensor_dropout import cli
+from tensor_dropout_lab.training.step import Step
+from tensor_dropout_lab import cli
 
 call, step, restart = Step.__call__, int(sys.argv[1]), os.environ["TORCHELASTIC_RESTART_COUNT"]
 

@@ -10,11 +10,11 @@ import torch
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from tensor_dropout.data import load_data
-from tensor_dropout.data.base import StandardizeChannels
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.training.attack import Room, attack, find_room
-from tensor_dropout.training.step import choose_speed, find_radius
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.base import StandardizeChannels
+from tensor_dropout_lab.training.attack import Room, attack, find_room
+from tensor_dropout_lab.training.step import choose_speed, find_radius
 from training_runs import configure, make_trainer, read_metrics, read_weights, run
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ def test_a_run_with_a_schedule_over_all_epochs_ends_at_its_theta_and_goes_on_whe
         pytest.approx(2 / 3),
     ]
     assert float(td.load(tmp_path / "whole/model.safetensors").fc.dropout.theta) == pytest.approx(0.5)
-    from tensor_dropout.training.loop import Trainer
+    from tensor_dropout_lab.training.loop import Trainer
 
     finish = Trainer.finish_epoch
 
@@ -196,9 +196,9 @@ def test_an_attack_stays_in_its_radius_and_raises_the_loss():
 
 
 def test_training_on_attacks_withstands_them_better(tmp_path):
-    from tensor_dropout.robustness.evaluation import Settings
-    from tensor_dropout.robustness.protocol import Budget
-    from tensor_dropout.robustness.runs import evaluate_run
+    from tensor_dropout_lab.evaluation.evaluate import Settings
+    from tensor_dropout_lab.evaluation.protocol import Budget
+    from tensor_dropout_lab.evaluation.runs import evaluate_run
 
     left = {}
     for radius in (None, 0.15):
@@ -261,7 +261,7 @@ def test_a_run_of_a_version_without_a_key_goes_on(tmp_path):
 
 
 def test_low_rank_head_has_the_output_variance_of_a_linear_one():
-    from tensor_dropout.nets.heads import LowRankLinear
+    from tensor_dropout_lab.nets.heads import LowRankLinear
 
     torch.manual_seed(0)
     x = torch.randn(4000, 64)

@@ -14,8 +14,10 @@ from torch.testing import assert_close
 
 import tensor_dropout as td
 from layers_under_test import count_distinct, every_combination, every_format, make_input, make_layer
-from tensor_dropout.data import load_data
-from tensor_dropout.data.augment import (
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers import laws
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.data.augment import (
     RandomAffine,
     RandomContrast,
     augment_volumes,
@@ -23,8 +25,6 @@ from tensor_dropout.data.augment import (
     make_rotations,
     warp_images,
 )
-from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers import laws
 
 
 def seeded(function, *arguments, seed=3, **options):

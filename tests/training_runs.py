@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tensor_dropout.training.config import resolve_config
-from tensor_dropout.training.loop import Trainer, build_network, train
-from tensor_dropout.training.processes import Process
-from tensor_dropout.training.runs import RunFolder
-from tensor_dropout.training.show import Reporter
+from tensor_dropout_lab.training.config import resolve_config
+from tensor_dropout_lab.training.loop import Trainer, build_network, train
+from tensor_dropout_lab.training.processes import Process
+from tensor_dropout_lab.training.runs import RunFolder
+from tensor_dropout_lab.training.show import Reporter
 
 SMALL = {"data.name": "digits", "run.epochs": 2, "run.device": "cpu", "run.threads": 1, "run.workers": 0}
 STEPS_PER_EPOCH = 16  # 1,077 digits to train on, in batches of 64

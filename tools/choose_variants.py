@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tensor_dropout.experiments.cells import find_cell
-from tensor_dropout.experiments.recipes import ROOT, describe_experiment, expand, load_recipes
+from tensor_dropout_lab.experiments.cells import find_cell
+from tensor_dropout_lab.experiments.recipes import ROOT, describe_experiment, expand, load_recipes
 
 FOLD = "data.options.fold"
 

@@ -13,7 +13,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from shrink_png import shrink_png
 
 import tensor_dropout as td
-from tensor_dropout.figures import draw_figure
+from tensor_dropout_lab.figures import draw_figure
 
 THETA, RANK, DRAWS = 0.7, 16, 20
 LAWS = ("bernoulli", "replacement", "gaussian", "nested")

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tensor_dropout.experiments.cells import Place, find_cell, run_cell
-from tensor_dropout.experiments.paper import list_cells
 from tensor_dropout.progress import show_progress
+from tensor_dropout_lab.experiments.cells import Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.paper import list_cells
 
 
 def generate(folder, classes, train, validation, side, seed=0):

@@ -24,11 +24,11 @@ import nibabel
 import numpy as np
 import torch
 
-from tensor_dropout.data import load_data
 from tensor_dropout.progress import show_progress
-from tensor_dropout.records import describe_environment, write_json
-from tensor_dropout.training import loop
-from tensor_dropout.training.config import resolve_config
+from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.training import loop
+from tensor_dropout_lab.training.config import resolve_config
 
 RECIPE = Path(__file__).resolve().parents[1] / "docs" / "ukbiobank.toml"
 SIZE = (182, 218, 182)

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.robustness.outcomes import PACKED, PLAIN
-from tensor_dropout.training.runs import RunFolder
-from tensor_dropout.writing import replacing
+from tensor_dropout.atomic_files import replacing
+from tensor_dropout_lab.evaluation.outcomes import PACKED, PLAIN
+from tensor_dropout_lab.training.runs import RunFolder
 
 MOST = 2000  # examples of an evaluation
 RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")

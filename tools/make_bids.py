@@ -15,7 +15,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 
-from tensor_dropout.data.phantom import FIELD_OF_VIEW, draw_ages, simulate_heads
+from tensor_dropout_lab.data.phantom import FIELD_OF_VIEW, draw_ages, simulate_heads
 
 DESCRIPTION = {
     "Name": "SIMULATED heads, drawn by tensor-dropout; no person was scanned",

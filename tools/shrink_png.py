@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from tensor_dropout.writing import replacing
+from tensor_dropout.atomic_files import replacing
 
 
 def shrink_png(source: Path, target: Path) -> None:

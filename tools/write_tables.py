@@ -14,9 +14,9 @@ from pathlib import Path
 
 from shrink_png import shrink_png
 
-from tensor_dropout.report.collect import build_section
-from tensor_dropout.report.model import Cell, Section, Table
-from tensor_dropout.report.text import escape_markdown
+from tensor_dropout_lab.report.collect import build_section
+from tensor_dropout_lab.report.model import Cell, Section, Table
+from tensor_dropout_lab.report.text import escape_markdown
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/reproduction.md", "docs/brain_age.md")

@@ -16,9 +16,9 @@ from heads.contenders import list_names, select_contenders
 from heads.drawing import draw
 from heads.running import Bench, Settings, describe_failure, run_all, start_record
 from heads.tables import write_report
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.records import write_json
-from tensor_dropout.writing import replacing
+from tensor_dropout_lab.records import write_json
 
 DESCRIPTION = """\
 Times our heads, pooled linear, flatten + linear, TensorLy-Torch and a hand-written einsum in one interleaved run:

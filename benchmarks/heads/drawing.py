@@ -7,7 +7,7 @@ from typing import Any
 
 from heads.cases import CASES
 from heads.tables import headline_batch, is_of, pick_mode, write_device
-from tensor_dropout.figures import LOOKS, draw_figure, save_figure
+from tensor_dropout_lab.figures import LOOKS, draw_figure, save_figure
 
 Cell = dict[str, Any]
 COLORS = {"tucker": "#0072B2", "cp": "#D55E00", "tt": "#009E73"}

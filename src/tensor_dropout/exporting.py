@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.merge import merge_
 from tensor_dropout.surgery.trace import run
-from tensor_dropout.writing import replacing
 
 _BATCH = torch.export.Dim("batch", min=1)
 """The free axis of every exported network."""

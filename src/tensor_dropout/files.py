@@ -23,20 +23,19 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, check_theta
-from tensor_dropout.layers.emission import unwrap
+from tensor_dropout.layers.head_outputs import unwrap
 from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
-from tensor_dropout.nets import ResNet, build_net
-from tensor_dropout.nets.heads import leave_out_unused
+from tensor_dropout.networks import build_network, settings_of
 from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
 from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
 from tensor_dropout.surgery.trace import CONVOLUTIONS, KINDS
 from tensor_dropout.version import __version__
-from tensor_dropout.writing import replacing
 
 FORMAT_VERSION = 1
 _HEADER = "tensor_dropout"
@@ -45,15 +44,15 @@ _STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
 
 
 def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a layer, a network of ``tensor_dropout.nets``, or any model that contains such layers, to one file.
+    """Write a layer, a network that can be built anew, or any model that contains such layers, to one file.
 
     The file appears whole or not at all. DDP, DataParallel and ``torch.compile`` wrappers are looked through. What a
     parametrization (``torch.nn.utils.parametrize``) or pruning (``torch.nn.utils.prune``) adds is saved as it is: load
     it into a model that was prepared in the same way, or make it permanent before saving.
 
     Args:
-        model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or one of
-            our own networks; if that was changed since ``build_net`` made it, :func:`load` needs a model to fill.
+        model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or a network
+            with ``settings``; if that was changed since it was built, :func:`load` needs a model to fill.
         path: where to write; ``.safetensors`` is the customary ending.
 
     Raises:
@@ -74,7 +73,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
     net = _describe_net(model)
     if not layers and net is None:
-        ours = ", and was changed since build_net made it" if isinstance(model, ResNet) and model.settings else ""
+        ours = ", and was changed since build_net made it" if settings_of(model) else ""
         what = f"{type(model).__name__} has no tensor regression layer{ours}"
         raise TensorDropoutError(f"save: {what}; use safetensors itself for plain models")
     config = {"version": FORMAT_VERSION, "library": __version__, "layers": layers}
@@ -109,7 +108,7 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
     Args:
         path: the file.
-        model: None if the file holds a bare layer or one of our own networks, which is then built anew; else a model
+        model: None if the file holds a bare layer or a network that can be built anew; else a model
             of the same structure, which is filled in place, its dropout settings included. A plain model gets the
             recorded surgery first: save after ``tensorize_``, load into the network as it was before.
 
@@ -203,10 +202,10 @@ def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Module:
-    """A bare layer, or one of our own networks as it was before any surgery."""
+    """A bare layer, or a network that can be built anew, as it was before any surgery."""
     layers = config["layers"]
     if config["net"] is not None:
-        return _build_net(config["net"])
+        return build_network(config["net"])
     if set(layers) != {""}:
         raise TensorDropoutError(f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it")
     return _build(layers[""], path)
@@ -237,25 +236,20 @@ def _check_pruning(model: nn.Module) -> None:
 
 
 def _describe_net(model: nn.Module) -> dict[str, Any] | None:
-    """The settings that build one of our networks anew; None if it was changed in a way that they do not say."""
-    if not isinstance(model, ResNet) or model.settings is None:
+    """The settings that build a network anew; None if it was changed in a way that they do not say."""
+    known = settings_of(model)
+    if known is None:
         return None
-    heads = tensor_heads(model)
-    candidates = [model.settings]
-    if isinstance(model.fc, TensorRegression):
-        rank = model.fc.rank if isinstance(model.fc, CPRegression) else list(model.fc.rank)
-        candidates.append({**model.settings, "rank": rank})  # after truncate_
+    heads, layers = tensor_heads(model), list(tensor_layers(model).values())
+    candidates = [known]
+    if len(layers) == 1:
+        rank = layers[0].rank if isinstance(layers[0], CPRegression) else list(layers[0].rank)
+        candidates.append({**known, "rank": rank})  # after truncate_
     for settings in candidates:
-        fresh = _build_net(settings, "meta")
+        fresh = build_network(settings, "meta")
         if _shapes(model, heads) == _shapes(fresh, heads) and _parts(model, heads) == _parts(fresh, heads):
             return dict(settings)
     return None
-
-
-def _build_net(settings: dict[str, Any], device: str = "cpu") -> ResNet:
-    settings = leave_out_unused(settings["head"], settings)  # files of older versions have those of all heads
-    with torch.device(device):
-        return build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
 
 
 def _shapes(model: nn.Module, heads: Collection[str]) -> dict[str, tuple[int, ...]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import contract
 from tensor_dropout.layers.cp import CPRegression
-from tensor_dropout.layers.emission import emit
+from tensor_dropout.layers.head_outputs import emit
 from tensor_dropout.layers.laws import Bernoulli, precise
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression

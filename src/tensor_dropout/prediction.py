@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import find_dropouts
-from tensor_dropout.layers.emission import emit, unwrap
+from tensor_dropout.layers.head_outputs import emit, unwrap
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression, in_full_precision, randomized_layers
 

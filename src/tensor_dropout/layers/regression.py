@@ -54,6 +54,8 @@ class TensorRegression(nn.Module, ABC):
     """The fused head that computes this format on a GPU."""
     _precise = False
     """Whether ``forward`` computes in at least float32, as :func:`in_full_precision` asks."""
+    drops_entries = False
+    """Whether a subclass drops entries of its weight by itself in ``train`` mode, beside tensor dropout."""
 
     def __init__(
         self,

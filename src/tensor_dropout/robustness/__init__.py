@@ -6,7 +6,7 @@ from tensor_dropout.robustness.iterated import Iterated, bim, fgsm, paper_attack
 from tensor_dropout.robustness.losses import LOSSES, Loss
 from tensor_dropout.robustness.search import Attack
 from tensor_dropout.robustness.target import Nature, Predicted, Target
-from tensor_dropout.robustness.transfer import Transfer, fit_twin
+from tensor_dropout.robustness.transfer import Transfer
 
 __all__ = [
     "APGD",
@@ -22,7 +22,6 @@ __all__ = [
     "Transfer",
     "bim",
     "fgsm",
-    "fit_twin",
     "paper_attack",
     "pgd",
 ]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.robustness.measures import score_images
+from tensor_dropout.metrics.measures import score_images
 from tensor_dropout.robustness.target import VANISHING
 
 IMAGES = 2

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tensor_dropout.data.base import Task
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.metrics.outcome_arrays import Task
 
 
 @dataclass(frozen=True)

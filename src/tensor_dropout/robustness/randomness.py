@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from tensor_dropout.layers.dropout import TensorDropout
-from tensor_dropout.layers.emission import emit, unwrap
+from tensor_dropout.layers.head_outputs import emit, unwrap
 from tensor_dropout.layers.regression import TensorRegression, randomized_layers
-from tensor_dropout.nets import ResNet, WeightDropoutTucker
 
 MASKS = 1024
 """Masks that are compared, of a law that does not tell its second moments."""
@@ -63,14 +62,19 @@ def _varies(dropout: TensorDropout, R: int) -> bool:
 
 
 def is_random_in_its_head_only(model: nn.Module) -> bool:
-    """Our own networks with tensor dropout: their features need one pass. Of others nothing is assumed."""
-    known = isinstance(unwrap(model), ResNet | TensorRegression)
+    """Whether the features need one pass: of networks that say so (``deterministic_features``), and of bare layers."""
+    model = unwrap(model)
+    known = isinstance(model, TensorRegression) or getattr(model, "deterministic_features", False)
     return known and len(randomized_layers(model)) == 1 and not plain_dropouts(model)
 
 
 def plain_dropouts(model: nn.Module) -> list[nn.Module]:
     """What draws by itself in ``train`` mode, besides tensor dropout."""
-    return [module for module in model.modules() if isinstance(module, _DropoutNd | WeightDropoutTucker)]
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, _DropoutNd) or (isinstance(module, TensorRegression) and module.drops_entries)
+    ]
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.data.base import Task
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.metrics.outcome_arrays import Task
 from tensor_dropout.prediction import at_test, evaluating, predict
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.randomness import (

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
-from tensor_dropout.layers.emission import count_parameters
+from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.checks import check_hooks, check_model, check_tied
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, names_of, undone_on_failure

@@ -15,7 +15,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, as_dropout
-from tensor_dropout.layers.emission import count_parameters
+from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.layers.tt import TTRegression

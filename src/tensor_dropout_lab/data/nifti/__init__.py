@@ -1,0 +1,20 @@
+"""A folder of NIfTI volumes and a table of targets: brain age, or any other number per person.
+
+Flat (``ROOT/sub-01_T1w.nii.gz``) or BIDS (``ROOT/sub-01/ses-1/anat/sub-01_ses-1_T1w.nii.gz``). Axes are reordered to
+RAS (left to right, back to front, bottom to top); nothing is rotated. The prepared volumes are kept in one ``.npy``
+file, so that the second start is fast.
+"""
+
+from tensor_dropout_lab.data.nifti.loading import load_nifti
+from tensor_dropout_lab.data.nifti.scans import find_files, list_kinds
+from tensor_dropout_lab.data.nifti.volumes import read_header, read_input, require_voxel, typical_voxel
+
+__all__ = [
+    "find_files",
+    "list_kinds",
+    "load_nifti",
+    "read_header",
+    "read_input",
+    "require_voxel",
+    "typical_voxel",
+]

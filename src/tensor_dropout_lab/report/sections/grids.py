@@ -1,0 +1,128 @@
+"""One number for each point of a grid: the surface over rank and θ, and what chose what the paper leaves open."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tensor_dropout_lab.experiments.cells import Found
+from tensor_dropout_lab.experiments.recipes import Cell as RunCell
+from tensor_dropout_lab.experiments.recipes import describe_experiment
+from tensor_dropout_lab.report import drawings
+from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
+from tensor_dropout_lab.report.sections.runs import (
+    FOLD,
+    SIZES,
+    Bases,
+    Runs,
+    find_runs,
+    label_of,
+    name_key,
+    name_value,
+    open_section,
+    show_score,
+)
+
+METRICS = {"accuracy": "accuracy in %", "mae": "mean absolute error in years"}
+
+
+def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
+    """Tables and a figure of the test accuracy; at full size, where they choose, the held-out images' too."""
+    tables, pictures = [], []
+    for preset, size in SIZES.items():
+        panels: dict[str, list[drawings.Point]] = {}
+        label = label_of(experiment, preset)
+        for runs in find_runs(experiment, bases, preset):
+            tables.append(_tabulate(runs, "test", f"accuracy in %, {size}", label))
+            if preset == "paper":
+                tables.append(
+                    _tabulate(runs, "validation", f"accuracy in % on held-out training images, {size}", label)
+                )
+            if runs.results():
+                panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.found]
+        if panels:
+            stem = figures / f"{experiment}-{preset}"
+            drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            alt = "Accuracy by compression ratio and θ: " + drawings.describe_surface(panels)
+            caption = f"Accuracy over compression ratio and θ, {size}"
+            pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
+    return open_section(experiment, bases, tables=tables, figures=pictures)
+
+
+def _point(cell: RunCell, found: Found) -> drawings.Point:
+    done = found.result if found.state == "done" else None
+    return drawings.Point(
+        name_value(cell.point["net.rank"]),
+        None if done is None else done["compression_ratio"],
+        cell.point["net.theta"],
+        None if done is None else done["test"]["accuracy"],
+        found.state == "failed",
+    )
+
+
+def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
+    """Tables of what the held-out images say."""
+    metric = describe_experiment(experiment)["metrics"][0]
+    what = f"{METRICS[metric]} on held-out training {'images' if metric == 'accuracy' else 'scans'}"
+    tables = [
+        _tabulate(runs, "validation", f"{what}, {size}", label_of(experiment, preset), metric)
+        for preset, size in SIZES.items()
+        for runs in find_runs(experiment, bases, preset)
+    ]
+    for preset, size in SIZES.items():
+        own, label = find_runs(experiment, bases, preset), label_of(experiment, preset)
+        tables.append(_tabulate_budget(own, f"What the search cost, {size}", label))
+    notes = ["Held-out training examples choose; the test examples of these runs choose nothing and are not shown."]
+    if FOLD in describe_experiment(experiment).get("paper", {}).get("grid", {}):
+        notes.append(
+            "Each fold must choose for itself, by its own row: the people that test one fold are among those held out "
+            "in others."
+        )
+    return open_section(experiment, bases, tables=tables, notes=notes)
+
+
+def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
+    """The trials of each head, failed ones too, and the seconds of those that ended."""
+    rows = []
+    for runs in own:
+        tried = [found for _, found in runs.found if found.state in ("done", "failed")]
+        seconds = sum(result["seconds"] for result in runs.results())
+        numbers = [Cell(str(len(tried)), "ours"), Cell(f"{seconds:.0f}", "ours")]
+        rows.append([Cell(runs.recipe.row), *(numbers if tried else [Cell("not run", "not run")] * 2)])
+    return Table(caption, ["", "trials", "seconds of training"], rows, label=label)
+
+
+def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:
+    """The last key of the grid across, the one before it down; a single key down, with the seconds of its runs."""
+    *down, across = runs.found[0][0].point
+    if not down:
+        return _list(runs, part, caption, label, metric)
+    ranked = "net.rank" in down
+    values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
+    rows: dict[str, list[Cell]] = {}
+    for name in dict.fromkeys(_name(cell.point, down) for cell, _ in runs.found):
+        own = [(cell, found) for cell, found in runs.found if _name(cell.point, down) == name]
+        ratios = [result["compression_ratio"] for result in Runs(runs.recipe, own).results()]
+        ratio = [Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if ranked else []
+        scores = [
+            show_score(Runs(runs.recipe, [each for each in own if each[0].point[across] == value]), metric, part)
+            for value in values
+        ]
+        rows[name] = [Cell(name), *ratio, *scores]
+    head = [name_key(down[0]), *(["compression ratio"] if ranked else [])]
+    columns = [*head, *(f"{name_key(across)} = {name_value(value)}" for value in values)]
+    return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()), label=label)
+
+
+def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table:
+    (key,) = runs.found[0][0].point
+    rows = []
+    for value in dict.fromkeys(cell.point[key] for cell, _ in runs.found):
+        own = Runs(runs.recipe, [each for each in runs.found if each[0].point[key] == value])
+        seconds = Cell(f"{sum(result['seconds'] for result in own.results()):.0f}" if own.results() else "", "ours")
+        rows.append([Cell(name_value(value)), show_score(own, metric, part), seconds])
+    columns = [name_key(key), METRICS[metric], "seconds of training"]
+    return Table(f"{runs.recipe.row}: {caption}", columns, rows, label=label)
+
+
+def _name(point: dict[str, object], keys: list[str]) -> str:
+    return ", ".join(name_value(point[key]) for key in keys)

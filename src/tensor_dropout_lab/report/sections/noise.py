@@ -1,0 +1,125 @@
+"""Networks under noise, family by family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensor_dropout_lab.experiments.cells import Found
+from tensor_dropout_lab.experiments.recipes import VARIANT, describe_experiment
+from tensor_dropout_lab.report import drawings
+from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
+from tensor_dropout_lab.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, pool
+
+_NOTE = (
+    "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t); "
+    "in a cross-validation, over folds (t, of the logarithms), whose people differ. Five folds that were trained in "
+    "different ways are no sample of one kind: there the interval covers less than it says."
+)
+
+
+def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
+    """A table and a figure for each size."""
+    tables, pictures = [], []
+    for preset, size in SIZES.items():
+        networks = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
+        label, panels = label_of(experiment, preset), {}
+        for family in describe_experiment(experiment)["both"]["evaluation"]["noise"]:
+            caption = f"Mean absolute error in years under {_NAMES[family]} noise, {size}"
+            table, panels[_NAMES[family]] = tabulate_noise(networks, caption, label, family)
+            tables += [table, *_tabulate_variants(networks, f"{caption}, by training", label, family)]
+        if any(len(rows) > 1 for curves in panels.values() for rows in curves.values()):  # not clean alone
+            stem = figures / f"{experiment}-{preset}"
+            drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+            heads = ", ".join(next(iter(panels.values())))
+            alt = f"Mean absolute error over SNR for {heads}, under {' and '.join(panels)} noise, with bands of 95 %."
+            pictures.append(Figure(stem.with_suffix(".svg"), alt, f"MAE over SNR, {size}", label))
+    return open_section(experiment, bases, tables=tables, figures=pictures)
+
+
+_NAMES = {"gaussian": "white Gaussian", "rician": "Rician"}
+
+
+def tabulate_noise(
+    networks: Mapping[str, Runs], caption: str, label: str, family: str = "gaussian"
+) -> tuple[Table, dict[str, list[dict[str, Any]]]]:
+    """A row for each network: clean, then level by level. Also the numbers, by network, for a figure."""
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for name, runs in networks.items():
+        if runs.broken() is None and runs.summaries():
+            folds = [cell.point.get(FOLD) for cell, found in runs.found if found.state == "done" and found.evaluation]
+            curves[name] = _pool_levels(runs.summaries(), family, folds)
+    levels = [row["level"] for row in next(iter(curves.values()), []) if row["level"] is not None]
+    columns = (
+        ["head", "clean", *(f"SNR {level:g}" for level in levels)] if levels else ["head", "clean and under noise"]
+    )
+    rows = []
+    for name, runs in networks.items():
+        missing = runs.broken() or Cell("not run", "not run")
+        shown = [_show(row) for row in curves[name]] if name in curves else [missing] * (len(columns) - 1)
+        rows.append([Cell(name), *shown])
+    return Table(caption, columns, rows, _NOTE, label), curves
+
+
+_VARIANTS_NOTE = (
+    "Each fold chose how it is trained, so that a column has other folds for other heads; empty: no fold of that head "
+    "chose it. Means over folds; in brackets: runs."
+)
+
+
+def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, family: str) -> list[Table]:
+    """Where folds were trained in different ways: a row for each head, a column for each way, at a middle level."""
+    variants = list(dict.fromkeys(cell.point.get(VARIANT) for runs in networks.values() for cell, _ in runs.found))
+    levels = [_read_levels(found, family) for runs in networks.values() for _, found in runs.found]
+    shared = [level for level in next(filter(None, levels), {}) if all(level in each for each in levels if each)]
+    if len(variants) < 2 or not shared:
+        return []
+    level = shared[len(shared) // 2]
+    rows = [
+        [Cell(name), *(_show_variant(runs, variant, family, level) for variant in variants)]
+        for name, runs in networks.items()
+    ]
+    return [Table(f"{caption}, SNR {level:g}", ["head", *map(str, variants)], rows, _VARIANTS_NOTE, label)]
+
+
+def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
+    """The mean over folds of the means over seeds; what is wrong with the runs, if something is."""
+    own = Runs(runs.recipe, [(cell, found) for cell, found in runs.found if cell.point.get(VARIANT) == variant])
+    if not own.found:
+        return Cell("")
+    folds: dict[Any, list[float]] = {}
+    for cell, found in own.found:
+        if level in (levels := _read_levels(found, family)):
+            folds.setdefault(cell.point.get(FOLD), []).append(levels[level])
+    broken = own.broken()
+    if broken is not None or not folds:
+        return broken or Cell("not run", "not run")
+    mean = np.mean([np.mean(seeds) for seeds in folds.values()])
+    return Cell(f"{mean:.1f} ({sum(map(len, folds.values()))})", "ours")
+
+
+def _read_levels(found: Found, family: str) -> dict[float, float]:
+    """The error at each level of a noise; nothing if the run is not done, or was not shown that noise."""
+    if found.state != "done" or not found.evaluation:
+        return {}
+    rows = found.evaluation["summary"].get("noise", [])
+    return {row["level"]: row["mae"] for row in rows if row["corruption"] == family}
+
+
+def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any]) -> list[dict[str, Any]]:
+    """Mean and interval of each level that all runs have; the first, None, is clean."""
+    per_run = [
+        {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == family}}
+        for each in summaries
+    ]
+    metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"
+    shared = [level for level in per_run[0] if all(level in run for run in per_run)]
+    return [{"level": level, **pool([run[level] for run in per_run], metric, folds)} for level in shared]
+
+
+def _show(row: Mapping[str, Any]) -> Cell:
+    detail = f"95 % interval {row['low']:.2f} to {row['high']:.2f}, {row['runs']} run{'s' * (row['runs'] > 1)}"
+    return Cell(f"{row['mae']:.2f}" if "mae" in row else f"{row['accuracy']:.1f}", "ours", detail)
