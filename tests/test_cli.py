@@ -168,11 +168,11 @@ def test_an_unknown_experiment_from_python():
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
 def test_without_the_extra(missing):
-    program = f"import sys; sys.modules[{missing!r}] = None; from tensor_dropout.__main__ import main; main()"
+    program = f"import sys; sys.modules[{missing!r}] = None; from tensor_dropout_lab.__main__ import main; main()"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
-    assert "pip install 'tensor-dropout[cli]'" in result.stderr
+    assert "pip install 'tensor-dropout[lab]'" in result.stderr
     assert missing in result.stderr
 
 

@@ -19,7 +19,7 @@ runner = CliRunner()
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A network that was really trained on digits, in a file of ours and as plain weights."""
-    pytest.importorskip("sklearn", reason="the extra digits is not installed")
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
     folder = tmp_path_factory.mktemp("trained")
     digits = load_data("digits")
     x, y = digits.prepare(digits.train.inputs), digits.train.targets

@@ -321,7 +321,7 @@ def test_volumes_of_a_bounded_regression(tmp_path):
 
 def test_pictures_that_are_read_one_by_one(tmp_path):
     """Two classes: the losses that need three or four are not used."""
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     random = np.random.default_rng(0)
     for part, n in (("train", 12), ("val", 4)):
         for label, colour in (("dark", 60), ("light", 190)):

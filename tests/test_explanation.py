@@ -284,7 +284,7 @@ def read_record(path):
 
 
 def write_scan(path, volume, voxel=2.0):
-    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
     path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(volume, np.diag([voxel, voxel, voxel, 1])), path)
 
@@ -307,7 +307,7 @@ def scans(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
     """Six classes, each of its own colour: four pictures to train on and two to test on."""
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     root, random = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
     for part, n in (("train", 4), ("val", 2)):
         for k, colour in enumerate(itertools.islice(itertools.product((40, 200), repeat=3), 6)):
@@ -454,7 +454,7 @@ def test_a_table_alone_needs_no_matplotlib(scans, trained, tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["sub-00_T1w.json"]
     assert read_record(tmp_path / "out" / "sub-00_T1w.json")["explanation"] is None
     line = fail(scan, "--model", folder, "-o", tmp_path / "other")
-    assert "tensor-dropout[plots]" in line
+    assert "tensor-dropout[lab]" in line
     assert "--no-picture" in line
     assert not (tmp_path / "other").exists()
 

@@ -16,7 +16,7 @@ from tensor_dropout_lab.data.batches import Batches
 from tensor_dropout_lab.data.imagefolder import decode_picture, draw_box, read_input
 from tensor_dropout_lab.evaluation.evaluate import measure_scale, take_examples
 
-Image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 
 CLASSES = {"n01": (200, 30, 30), "n02": (30, 200, 30), "n03": (30, 30, 200)}
 

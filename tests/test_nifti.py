@@ -22,7 +22,7 @@ from tensor_dropout_lab.data.nifti import read_input
 from tensor_dropout_lab.data.nifti.scans import find_place, find_row
 from tensor_dropout_lab.data.nifti.volumes import resample_volume
 
-nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
 
 SHAPE = (10, 12, 8)
 

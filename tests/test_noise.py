@@ -143,7 +143,7 @@ def test_rician_follows_its_distribution():
 @pytest.mark.parametrize("dtype", ["float32", "int16"])
 def test_rician_takes_scans_without_bounds(tmp_path, dtype):
     """They are kept at mean 0 and variance 1; the noise must be that of their intensities, whose 0 is no signal."""
-    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
     random = np.random.default_rng(0)
     volumes = {}
     for k in range(4):

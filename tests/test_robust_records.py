@@ -402,7 +402,7 @@ def test_a_target_takes_inputs_back_to_stored_units():
 
 
 def test_pictures_are_read_one_by_one(tmp_path):
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     random = np.random.default_rng(0)
     for part, n in (("train", 3), ("val", 4)):
         for label in ("a", "b"):
@@ -422,7 +422,7 @@ def test_pictures_are_read_one_by_one(tmp_path):
 
 
 def test_scans_are_streamed_in_units_of_their_spread(tmp_path):
-    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
     random = np.random.default_rng(0)
     for k in range(12):
         volume = random.normal(100, 20, (8, 9, 8)).astype(np.float32)

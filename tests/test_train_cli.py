@@ -317,7 +317,7 @@ def test_terminated_in_a_real_process_the_command_goes_on(tmp_path):
 @pytest.fixture
 def pictures(tmp_path):
     """Two classes, of two colours: 12 pictures each to train on and 4 to test on."""
-    image = pytest.importorskip("PIL.Image", reason="needs Pillow, of the extra images")
+    image = pytest.importorskip("PIL.Image", reason="needs Pillow")
     root, random = tmp_path / "pictures", np.random.default_rng(0)
     for part, n in (("train", 12), ("val", 4)):
         for label, colour in (("dark", 60), ("light", 190)):
@@ -487,7 +487,7 @@ def test_crops_differ_between_runs_and_between_processes(pictures):
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory):
     """Forty people in BIDS' folders; the brighter a box inside, the older. Numbers with fractions, as most scans."""
-    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
     root, random = tmp_path_factory.mktemp("scans"), np.random.default_rng(0)
     lines = ["participant_id\tage\theight"]
     for i in range(40):
@@ -637,7 +637,7 @@ def test_a_network_in_float64_is_asked_too(scans, tmp_path):
     ],
 )
 def test_scans_that_cannot_be_used_are_named(tmp_path, change, parts):
-    nibabel = pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
     root = tmp_path / "root"
     if change != "no folder":
         root.mkdir()
@@ -660,7 +660,7 @@ def test_ixi_trains_and_predicts(tmp_path):
     root = Path(os.environ.get("TENSOR_DROPOUT_DATA", "nowhere")) / "ixi"
     if not root.is_dir():
         pytest.skip("needs the environment variable TENSOR_DROPOUT_DATA, a folder with ixi in it")
-    pytest.importorskip("nibabel", reason="needs nibabel, of the extra nifti")
+    pytest.importorskip("nibabel", reason="needs nibabel")
     cache = ["--set", f"data.options.cache={tmp_path / 'cache'}", "--set", "data.options.resample=6"]
     command = ["--data", "nifti", "--root", root, "--net", "resnet-mini", "--epochs", 1, "--batch", 16]
     train(tmp_path / "run", *command, *cache)

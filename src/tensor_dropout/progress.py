@@ -1,4 +1,4 @@
-"""Long work: progress bars, where ``rich`` (extra ``cli``) is installed and someone is watching; ending by a signal."""
+"""Long work: progress bars, where ``rich`` is installed and someone is watching; ending by a signal."""
 
 from __future__ import annotations
 

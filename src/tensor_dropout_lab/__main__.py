@@ -12,7 +12,7 @@ def main() -> None:
             raise
         sys.exit(
             f"tensor-dropout: the command line needs {error.name}, which is not installed; install it with: "
-            "pip install 'tensor-dropout[cli]'"
+            "pip install 'tensor-dropout[lab]'"
         )
     except KeyboardInterrupt:
         print("tensor-dropout: interrupted before it began", file=sys.stderr)

@@ -1,6 +1,6 @@
 """The shared look of all figures: one style, one colour per head, PNG and SVG side by side.
 
-matplotlib comes with the extra ``plots`` and is imported when a figure is drawn. No global state changes: figures
+matplotlib comes with the extra ``lab`` and is imported when a figure is drawn. No global state changes: figures
 are made without pyplot, on the Agg canvas, under a local style.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensor_dropout.atomic_files import replacing
-from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.extras import import_extra
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,14 +65,9 @@ def require_matplotlib() -> None:
     """Raise if matplotlib is missing: better before an hour of training than after it.
 
     Raises:
-        TensorDropoutError: naming the extra that brings it.
+        TensorDropoutError: if it is missing.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise TensorDropoutError(
-            "figures: matplotlib is not installed; install it with: pip install 'tensor-dropout[plots]'"
-        ) from error
+    import_extra("matplotlib", "figures")
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def predict(
         typer.Option("--out", "-o", help="A folder for JSON and pictures; or a .csv file, for a table alone."),
     ] = Path("out/predict"),
     picture: Annotated[
-        bool, typer.Option("--picture/--no-picture", help="Draw where the network looks (extra plots).")
+        bool, typer.Option("--picture/--no-picture", help="Draw where the network looks (matplotlib).")
     ] = True,
 ) -> None:
     """Show what a trained network says about files that are like those it was trained on, and where it looks.

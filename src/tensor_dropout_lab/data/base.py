@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import ModuleType
 from typing import Any, cast, get_args
 
 import torch
@@ -377,21 +375,6 @@ def _check_shape(what: str, part: TensorSplit, data: Data) -> None:
 
 
 # Checks that several data sets share.
-
-
-def import_extra(module: str, extra: str, what: str) -> ModuleType:
-    """Import an optional package, or say which extra brings it.
-
-    Raises:
-        TensorDropoutError: if it is not installed.
-    """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        package = module.partition(".")[0]
-        raise TensorDropoutError(
-            f"{what}: {package} is not installed; install it with: pip install 'tensor-dropout[{extra}]'"
-        ) from error
 
 
 def check_size(what: str, size: Any, axes: int | None = None) -> tuple[Any, ...]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from tensor_dropout_lab.data.augment import RandomShift
-from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit, import_extra, split_tensors
+from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit, split_tensors
 from tensor_dropout_lab.data.limits import Parts, limit
+from tensor_dropout_lab.extras import import_extra
 
 
 def load_digits(
@@ -37,8 +38,8 @@ def load_digits(
         >>> [len(part) for part in (data.train, data.validation, data.test)]
         [1077, 360, 360]
     """
-    datasets = import_extra("sklearn.datasets", "digits", "digits")
-    selection = import_extra("sklearn.model_selection", "digits", "digits")
+    datasets = import_extra("sklearn.datasets", "digits")
+    selection = import_extra("sklearn.model_selection", "digits")
     pixels, labels = datasets.load_digits(return_X_y=True)
     names = [f"digit-{i:04d}" for i in range(len(labels))]
     whole = TensorSplit(torch.tensor(pixels).to(torch.uint8).view(-1, 1, 8, 8), torch.tensor(labels).long(), names)

@@ -23,9 +23,9 @@ from tensor_dropout_lab.data.base import (
     StreamSplit,
     choose,
     hold_out,
-    import_extra,
     require_positive,
 )
+from tensor_dropout_lab.extras import import_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,7 +74,7 @@ def load_imagefolder(
     Raises:
         TensorDropoutError: if the folder has another layout, or Pillow is missing.
     """
-    import_extra("PIL.Image", "images", "imagefolder")
+    import_extra("PIL.Image", "imagefolder")
     require_positive("imagefolder", "size", size)
     require_positive("imagefolder", "resize", resize)
     choose("imagefolder", "normalize", normalize, ("channel", "image"))
@@ -386,7 +386,7 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
     Raises:
         TensorDropoutError: if it cannot be read.
     """
-    import_extra("PIL.Image", "images", "imagefolder")
+    import_extra("PIL.Image", "imagefolder")
     stream = PictureStream(
         [path.name],
         torch.zeros(1, dtype=torch.int64),

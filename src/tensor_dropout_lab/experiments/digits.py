@@ -29,10 +29,10 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.version import __version__
+from tensor_dropout_lab.extras import import_extra
 from tensor_dropout_lab.figures import LOOKS, draw_figure, require_matplotlib, save_figure
 from tensor_dropout_lab.records import describe_environment, read_finished, write_json
 
@@ -123,14 +123,9 @@ def run(name: str, preset: str, out: Path, seed: int, **_: Any) -> list[Path]:
 
 def load_parts() -> dict[str, Part]:
     """The digits in three parts with the same share of each class: train, validation and test."""
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError as error:
-        raise TensorDropoutError(
-            "reproduce digits: scikit-learn is not installed; install it with: pip install 'tensor-dropout[digits]'"
-        ) from error
-    pixels, classes = load_digits(return_X_y=True)
+    datasets = import_extra("sklearn.datasets", "reproduce digits")
+    train_test_split = import_extra("sklearn.model_selection", "reproduce digits").train_test_split
+    pixels, classes = datasets.load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
     images = images - images.mean(dim=(1, 2, 3), keepdim=True)
     images = images / images.square().mean(dim=(1, 2, 3), keepdim=True).sqrt()

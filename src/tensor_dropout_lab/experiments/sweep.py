@@ -14,9 +14,9 @@ import torch
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.progress import show_progress, terminating_as_interrupting
-from tensor_dropout_lab.data.base import import_extra
 from tensor_dropout_lab.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import Cell
+from tensor_dropout_lab.extras import import_extra
 from tensor_dropout_lab.records import handing_on_the_command
 from tensor_dropout_lab.training.processes import choose_device
 
@@ -78,7 +78,7 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
                     advance(1)
                     _tell([cell], place)
             return
-        submitit = import_extra("submitit", "cli", "reproduce")
+        submitit = import_extra("submitit", "reproduce")
         executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
         executor.update_parameters(name="tensor-dropout", **(_choose_resources(cluster) | resources))
         gpus = list_gpus(place.device) if cluster == "local" else []

@@ -24,11 +24,11 @@ from tensor_dropout_lab.data.base import (
     choose,
     deal_folds,
     hold_out,
-    import_extra,
 )
 from tensor_dropout_lab.data.nifti.cache import Recipe, mark_used, prepare_cache
 from tensor_dropout_lab.data.nifti.scans import Image, describe_source, find_root, match_images, read_table
 from tensor_dropout_lab.data.nifti.volumes import Header, format_voxel, is_near, read_header, typical_voxel
+from tensor_dropout_lab.extras import import_extra
 
 
 def load_nifti(
@@ -89,7 +89,7 @@ def load_nifti(
         TensorDropoutError: if files, rows or targets are missing or damaged, a file states two voxel sizes, or
             volumes differ in shape, or in their voxels by more than 10 % and are not resampled.
     """
-    import_extra("nibabel", "nifti", "nifti")
+    import_extra("nibabel", "nifti")
     choose("nifti", "missing", missing, ("error", "skip"))
     choose("nifti", "crop", crop, ("brain", "common", None))
     changes = augment_volumes("nifti", augment, pixels=2)

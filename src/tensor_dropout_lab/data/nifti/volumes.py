@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.data.base import StandardizeImages, import_extra
+from tensor_dropout_lab.data.base import StandardizeImages
+from tensor_dropout_lab.extras import import_extra
 
 Box = tuple[tuple[int, int], ...]
 """First and one past the last voxel along each axis."""
@@ -36,7 +37,7 @@ def read_header(path: Path) -> Header:
     Raises:
         TensorDropoutError: if it cannot be read, is not one three-dimensional volume, or states two voxel sizes.
     """
-    nibabel = import_extra("nibabel", "nifti", "nifti")
+    nibabel = import_extra("nibabel", "nifti")
     image = _open_image(path)
     _require_one_voxel(path, image)
     order = nibabel.io_orientation(image.affine)[:, 0].astype(int).argsort()  # RAS axis -> stored axis
@@ -284,7 +285,7 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
         TensorDropoutError: if it cannot be read, or its shape does not fit and nothing says how to make it fit, or
             its brain is more than 10 % larger than any that was trained on.
     """
-    import_extra("nibabel", "nifti", "nifti")
+    import_extra("nibabel", "nifti")
     crop = options.get("crop")
     if crop == "common":
         raise TensorDropoutError(
