@@ -105,3 +105,20 @@ def test_the_library_never_imports_the_laboratory():
     guilty = [path.name for path in files if any("tensor_dropout_lab" in name for name in list_imports(path))]
     assert guilty == []
     assert any("tensor_dropout_lab" in name for name in list_imports(Path(__file__).with_name("test_cli.py")))
+
+
+def test_using_every_public_name_loads_no_compiler():
+    """``import torch`` itself is allowed what it loads; the names of the library add no compiler to it."""
+    code = """
+import sys, torch
+heavy = {"triton", "sympy", "torch._dynamo", "torch._inductor", "torch.distributed.tensor"}
+assert not heavy & set(sys.modules), "torch loads these itself now"
+import tensor_dropout as td
+for name in td.__all__:
+    getattr(td, name)
+layer = td.TuckerRegression((4, 3), 2, 2, dropout=0.5)
+layer(torch.zeros(2, 4, 3)).sum().backward()
+layer.moments(torch.zeros(2, 4, 3))
+print(sorted(heavy & set(sys.modules)))
+"""
+    assert run(code) == "[]"

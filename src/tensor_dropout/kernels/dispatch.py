@@ -6,12 +6,15 @@ Everything else takes the plain path. This module imports no Triton: the operato
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -109,7 +112,17 @@ def _has_shape(kind: str, x: Tensor, factors: Sequence[Tensor]) -> bool:
     return (kind == "cp" or joint <= MAX_JOINT_RANK) and x.numel() < 2**31
 
 
-@torch.compiler.assume_constant_result
+def _settled_when_compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Let ``torch.compile`` call a function once, while tracing, and keep its result.
+
+    This sets the mark that ``torch.compiler.assume_constant_result`` sets. Calling that function here would import the
+    compiler, with Triton and sympy: a second and a half, also for those who never compile.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_settled_when_compiled
 def _wins(kind: str, dtype: torch.dtype, index: int) -> bool:
     """Whether the fused head is the faster one on this GPU; settled when a network is compiled."""
     if dtype not in DTYPES or torch.version.cuda is None:
@@ -118,7 +131,7 @@ def _wins(kind: str, dtype: torch.dtype, index: int) -> bool:
     return torch.cuda.get_device_capability(index) in MEASURED and (WINS[kind].exact_float32 or not exact)
 
 
-@torch.compiler.assume_constant_result
+@_settled_when_compiled
 def _is_exporting() -> bool:
     """Asked while tracing: torch 2.11's compiler itself answers that it always is."""
     return torch.compiler.is_exporting()
