@@ -280,7 +280,7 @@ def _maximize_likelihood(squares: Array, variances: Array) -> float:
     maxima = [0.0] if slopes[0] <= 0 else []
     for k in range(len(grid)):
         if slopes[k] > 0 >= slopes[k + 1]:
-            maxima.append(bisect(measure_slope, points[k], points[k + 1]))
+            maxima.append(_bisect(measure_slope, points[k], points[k + 1]))
     return max(maxima, key=measure)
 
 
@@ -315,8 +315,11 @@ def normal_quantile(level: float) -> float:
     return NormalDist().inv_cdf((1 + level) / 2)
 
 
-def bisect(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where a function that is above 0 at ``low`` and not above 0 at ``high`` crosses 0."""
+def _bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    """Where a function that is above 0 at ``low`` and not above 0 at ``high`` crosses 0.
+
+    Written here because the library does not depend on SciPy.
+    """
     while low < (middle := (low + high) / 2) < high:
         low, high = (middle, high) if function(middle) > 0 else (low, middle)
     return high

@@ -1,6 +1,7 @@
 """How sure a measure is: intervals over images and runs, and comparisons of two models on the same images.
 
-Only numpy and the standard library: the report imports this file. Everything is computed in float64.
+No torch: the report imports this file. Everything is computed in float64. ``scipy.stats`` takes a second to import, so
+the functions that need it import it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.metrics.measures import bisect, normal_quantile, score_together
+from tensor_dropout.metrics.measures import score_together
 from tensor_dropout.metrics.outcome_arrays import (
     Array,
     Outcome,
@@ -74,6 +75,8 @@ def bootstrap_interval(
     is the honest one for a claim about new runs. Of equal values it knows no spread at all: for a share of right
     answers see :func:`proportion_interval`. One image has no interval: both ends are NaN.
 
+    Not ``scipy.stats.bootstrap``: it resamples one axis, not images and runs.
+
     Args:
         values: (images,) or (runs, images).
         statistic: called as ``statistic(array, axis=-1)``; reduces the last axis.
@@ -126,7 +129,7 @@ def _split(draws: int, images: int) -> Iterator[int]:
 def proportion_interval(successes: int, n: int, level: float = 0.95) -> Interval:
     """Wilson's score interval of a share, in [0, 1] (Wilson, "Probable inference", 1927).
 
-    ``(p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n)``. Unlike a bootstrap, it has a width when all are right.
+    Unlike a bootstrap, it has a width when all are right.
 
     Example:
         >>> [round(end, 3) for end in proportion_interval(10, 10)]
@@ -136,10 +139,10 @@ def proportion_interval(successes: int, n: int, level: float = 0.95) -> Interval
     require_level("proportion_interval", level)
     if not 0 <= successes <= n:
         raise TensorDropoutError(f"proportion_interval: successes must be between 0 and n={n}, not {successes!r}")
-    share, z2 = successes / n, normal_quantile(level) ** 2 / n
-    centre = (share + z2 / 2) / (1 + z2)
-    half = math.sqrt(z2 * (share * (1 - share) + z2 / 4)) / (1 + z2)
-    return Interval(0.0 if successes == 0 else centre - half, 1.0 if successes == n else centre + half)
+    from scipy.stats import binomtest
+
+    low, high = binomtest(successes, n).proportion_ci(level, method="wilson")
+    return Interval(float(low), float(high))
 
 
 def seed_interval(values: ArrayLike, level: float = 0.95) -> Interval:
@@ -192,25 +195,10 @@ def difference_interval(a: ArrayLike, b: ArrayLike, level: float = 0.95) -> Inte
 
 
 def _student_quantile(level: float, degrees: int) -> float:
-    """The t with ``P(|T| ≤ t) = level``, for a whole number of degrees of freedom.
+    """The t with ``P(|T| ≤ t) = level``."""
+    from scipy.stats import t
 
-    With ``φ = atan(t / √ν)`` the probability is a finite sum of positive terms (Abramowitz and Stegun, "Handbook of
-    mathematical functions", 26.7.3 and 26.7.4):
-    ``sin φ (1 + ½ cos²φ + (1·3)/(2·4) cos⁴φ + …)`` up to ``cos^{ν−2} φ`` for even ν, and
-    ``2/π (φ + sin φ cos φ (1 + ⅔ cos²φ + (2·4)/(3·5) cos⁴φ + …))`` up to ``cos^{ν−3} φ`` in the inner sum for odd ν.
-    """
-    odd, terms = degrees % 2, degrees // 2
-    j = np.arange(1, terms)
-    ratios = (2 * j - 1 + odd) / (2 * j + odd)
-    weights = np.concatenate((np.ones(min(terms, 1)), np.cumprod(ratios)))
-
-    def measure_shortfall(angle: float) -> float:
-        series = float(weights @ np.power(math.cos(angle) ** 2, np.arange(terms)))
-        if odd:
-            return level - 2 / math.pi * (angle + math.sin(angle) * math.cos(angle) * series)
-        return level - math.sin(angle) * series
-
-    return math.sqrt(degrees) * math.tan(bisect(measure_shortfall, 0.0, math.pi / 2))
+    return float(t.isf((1 - level) / 2, degrees))
 
 
 def metric_interval(*runs: Outcome, level: float = 0.95, draws: int = 2000, seed: int = 0) -> Interval:
@@ -262,18 +250,11 @@ def mcnemar(right_a: ArrayLike, right_b: ArrayLike) -> McNemar:
     a, b = read_row("mcnemar", right_a=right_a, right_b=right_b)
     require_binary("mcnemar", a)
     require_binary("mcnemar", b)
+    from scipy.stats import binomtest
+
     only_a, only_b = int(np.count_nonzero(a > b)), int(np.count_nonzero(b > a))
-    return McNemar(only_a, only_b, _toss_coins(min(only_a, only_b), only_a + only_b))
-
-
-def _toss_coins(heads: int, n: int) -> float:
-    """``min(1, 2 P(X ≤ heads))`` for X binomial with n trials and probability ½, and heads ≤ n/2."""
-    if 2 * heads == n:
-        return 1.0
-    log_mass = math.lgamma(n + 1) - math.lgamma(heads + 1) - math.lgamma(n - heads + 1) - n * math.log(2)
-    k = np.arange(heads, 0, -1)
-    smaller = np.cumprod(k / (n - k + 1))  # C(n, k − 1) / C(n, heads)
-    return min(1.0, 2 * math.exp(log_mass) * (1 + float(smaller.sum())))
+    p_value = float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
+    return McNemar(only_a, only_b, p_value)
 
 
 def compare(a: Outcome, b: Outcome, *, level: float = 0.95, draws: int = 2000, seed: int = 0) -> Comparison:
@@ -320,6 +301,10 @@ def compare(a: Outcome, b: Outcome, *, level: float = 0.95, draws: int = 2000, s
 
 
 def _flip_signs(differences: Array, draws: int, seed: int) -> float:
+    """The sign-flip test of :func:`compare`.
+
+    Not ``scipy.stats.permutation_test``: it would draw other signs than those of the records.
+    """
     random = np.random.default_rng(seed)
     total, rounding = differences.sum(), 1e-12 * np.abs(differences).sum()
     extreme = 0

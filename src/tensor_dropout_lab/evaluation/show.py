@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tensor_dropout.metrics.detection import SIGNALS
-from tensor_dropout.metrics.measures import reliability, risk_coverage, score_images
+from tensor_dropout.metrics.measures import normal_quantile, reliability, risk_coverage, score_images
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.evaluation.protocol import CURVE_STRENGTHS
 from tensor_dropout_lab.evaluation.summary import MAIN
@@ -290,8 +289,7 @@ def _coverage(outcome: Mapping[str, np.ndarray]) -> tuple[list[int], list[float]
     distance = np.abs(outcome["output"] - outcome["target"].reshape(outcome["output"].shape))
     shares = []
     for level in levels:
-        z = NormalDist().inv_cdf(0.5 + level / 200)
-        shares.append(100 * float((distance <= z * outcome["std"]).mean()))
+        shares.append(100 * float((distance <= normal_quantile(level / 100) * outcome["std"]).mean()))
     return levels, shares
 
 
