@@ -71,7 +71,7 @@ def test_a_data_set_of_one_s_own_has_a_name(monkeypatch):
     with pytest.raises(TensorDropoutError, match="'ones' is taken by another data set"):
         register_data("ones", lambda: load_ones())
     register_data("none", lambda: None)
-    with pytest.raises(TensorDropoutError, match=r"none: its loader must return tensor_dropout\.data\.Data, got None"):
+    with pytest.raises(TensorDropoutError, match=r"none: its loader must return tensor_dropout_lab\.data\.Data, got None"):
         load_data("none")
 
 

@@ -1,27 +1,50 @@
-"""Robustness: attacks, noise, and an audit that tells robustness from gradient masking."""
+"""Robustness: attacks, noise, and an audit that tells robustness from gradient masking.
 
-from tensor_dropout.robustness.apgd import APGD
-from tensor_dropout.robustness.blackbox import RandomSearch, Square
-from tensor_dropout.robustness.iterated import Iterated, bim, fgsm, paper_attack, pgd
-from tensor_dropout.robustness.losses import LOSSES, Loss
-from tensor_dropout.robustness.search import Attack
-from tensor_dropout.robustness.target import Nature, Predicted, Target
-from tensor_dropout.robustness.transfer import Transfer
+A name is imported when it is first used: the names of attacks and of noise are listed without importing torch.
+"""
 
-__all__ = [
-    "APGD",
-    "LOSSES",
-    "Attack",
-    "Iterated",
-    "Loss",
-    "Nature",
-    "Predicted",
-    "RandomSearch",
-    "Square",
-    "Target",
-    "Transfer",
-    "bim",
-    "fgsm",
-    "paper_attack",
-    "pgd",
-]
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensor_dropout.robustness.apgd import APGD as APGD
+    from tensor_dropout.robustness.blackbox import RandomSearch as RandomSearch
+    from tensor_dropout.robustness.blackbox import Square as Square
+    from tensor_dropout.robustness.iterated import Iterated as Iterated
+    from tensor_dropout.robustness.iterated import bim as bim
+    from tensor_dropout.robustness.iterated import fgsm as fgsm
+    from tensor_dropout.robustness.iterated import paper_attack as paper_attack
+    from tensor_dropout.robustness.iterated import pgd as pgd
+    from tensor_dropout.robustness.losses import LOSSES as LOSSES
+    from tensor_dropout.robustness.losses import Loss as Loss
+    from tensor_dropout.robustness.search import Attack as Attack
+    from tensor_dropout.robustness.target import Nature as Nature
+    from tensor_dropout.robustness.target import Predicted as Predicted
+    from tensor_dropout.robustness.target import Target as Target
+    from tensor_dropout.robustness.transfer import Transfer as Transfer
+
+_MODULES = {
+    "apgd": ("APGD",),
+    "blackbox": ("RandomSearch", "Square"),
+    "iterated": ("Iterated", "bim", "fgsm", "paper_attack", "pgd"),
+    "losses": ("LOSSES", "Loss"),
+    "search": ("Attack",),
+    "target": ("Nature", "Predicted", "Target"),
+    "transfer": ("Transfer",),
+}
+_PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+
+__all__ = sorted(_PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_PLACES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,10 @@
 """Data sets by name: ``load_data("digits")``.
 
-A data set is a function in a module that is imported when it is asked for; its keyword arguments are the options, and
-their meaning is read from its docstring. One of your own gets a name by :func:`register_data`.
+:data:`DATASETS` has an entry for each: where its loader is, a line about it, and the defaults of a training run. The
+loader's module is imported when it is asked for. Its keyword arguments are the options, explained by its docstring. To
+add a data set to this package, write its file and its entry; one of your own is registered by :func:`register_data`.
+
+Importing this module does not import torch: ``tensor-dropout --help`` lists the names.
 """
 
 from __future__ import annotations
@@ -11,12 +14,17 @@ import importlib
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Union, cast, get_args, get_origin
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.data.base import Data, Split, StreamSplit, TensorSplit, check_data
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.data.base import Data as Data
+    from tensor_dropout_lab.data.base import Split as Split
+    from tensor_dropout_lab.data.base import StreamSplit as StreamSplit
+    from tensor_dropout_lab.data.base import TensorSplit as TensorSplit
 
 __all__ = [
     "DATASETS",
@@ -32,25 +40,40 @@ __all__ = [
 ]
 
 
+def __getattr__(name: str) -> Any:
+    if name in ("Data", "Split", "StreamSplit", "TensorSplit"):
+        return getattr(importlib.import_module(f"{__name__}.base"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 @dataclass(frozen=True)
 class Source:
-    """Where a data set's loader is, and one line for ``--help``; a registered one is the function itself."""
+    """The entry of a data set.
+
+    Attributes:
+        module: where its loader is.
+        loader: the name of that function.
+        summary: one line for ``--help``.
+        function: the loader itself, of a registered data set.
+        has_files: whether it is read from a folder of the user's, given by ``--root``.
+        predicts: endings of the files that ``tensor-dropout predict`` reads; see
+            :class:`~tensor_dropout_lab.file_predictions.FileData` for the functions that its module then has.
+        defaults: what a training run uses where nothing else is set: tables of the config with their keys.
+    """
 
     module: str
     loader: str
     summary: str
     function: Callable[..., Data] | None = None
-
-    @property
-    def has_files(self) -> bool:
-        """Whether it is read from a folder of the user's."""
-        return self.module.rpartition(".")[2] in ("cifar", "imagefolder", "nifti")
+    has_files: bool = False
+    predicts: tuple[str, ...] = ()
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def import_loader(self) -> Callable[..., Data]:
         """The function that loads it."""
         if self.function is not None:
             return self.function
-        return cast(Callable[..., Data], getattr(importlib.import_module(self.module), self.loader))
+        return cast("Callable[..., Data]", getattr(importlib.import_module(self.module), self.loader))
 
 
 @dataclass(frozen=True)
@@ -65,35 +88,84 @@ class Option:
         return f"{self.meaning} ({self.type}; default {self.default!r})"
 
 
-def _source(module: str, loader: str, summary: str) -> Source:
-    return Source(f"tensor_dropout_lab.data.{module}", loader, summary)
-
+_SGD = {"name": "sgd", "lr": 0.1, "weight_decay": 5e-4}
 
 DATASETS: dict[str, Source] = {
-    "digits": _source("digits", "load_digits", "1,797 handwritten digits, 8×8, bundled with scikit-learn"),
-    "cifar10": _source("cifar", "load_cifar10", "60,000 colour images, 32×32, 10 classes: the official python files"),
-    "cifar100": _source(
-        "cifar", "load_cifar100", "60,000 colour images, 32×32, 100 classes: the official python files"
+    "digits": Source(
+        "tensor_dropout_lab.data.digits",
+        "load_digits",
+        "1,797 handwritten digits, 8×8, bundled with scikit-learn",
+        defaults={"run": {"epochs": 20}},
     ),
-    "imagefolder": _source("imagefolder", "load_imagefolder", "pictures in folders named by class (ImageNet's layout)"),
-    "nifti": _source("nifti", "load_nifti", "a folder of NIfTI volumes (flat or BIDS) and a table with their targets"),
-    "phantom": _source("phantom", "load_phantom", "SIMULATED heads whose cortex thins and ventricles grow with age"),
-    "synthetic": _source(
-        "synthetic", "load_synthetic", "SIMULATED tensor regression: white inputs, a weight of low rank"
+    "cifar10": Source(
+        "tensor_dropout_lab.data.cifar",
+        "load_cifar10",
+        "60,000 colour images, 32×32, 10 classes: the official python files",
+        has_files=True,
+        defaults={"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
+    ),
+    "cifar100": Source(
+        "tensor_dropout_lab.data.cifar",
+        "load_cifar100",
+        "60,000 colour images, 32×32, 100 classes: the official python files",
+        has_files=True,
+        defaults={"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
+    ),
+    "imagefolder": Source(
+        "tensor_dropout_lab.data.imagefolder",
+        "load_imagefolder",
+        "pictures in folders named by class (ImageNet's layout)",
+        has_files=True,
+        predicts=(".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm"),
+        defaults={
+            "net": {"name": "resnet50"},
+            "run": {"epochs": 90, "batch": 256, "workers": 8},
+            "optimizer": _SGD,
+        },
+    ),
+    "nifti": Source(
+        "tensor_dropout_lab.data.nifti",
+        "load_nifti",
+        "a folder of NIfTI volumes (flat or BIDS) and a table with their targets",
+        has_files=True,
+        predicts=(".nii", ".nii.gz"),
+        defaults={
+            "net": {"name": "resnet18"},
+            "run": {"epochs": 60, "batch": 8},
+            "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 5e-4},
+        },
+    ),
+    "phantom": Source(
+        "tensor_dropout_lab.data.phantom",
+        "load_phantom",
+        "SIMULATED heads whose cortex thins and ventricles grow with age",
+        defaults={"run": {"epochs": 16, "batch": 16}},
+    ),
+    "synthetic": Source(
+        "tensor_dropout_lab.data.synthetic",
+        "load_synthetic",
+        "SIMULATED tensor regression: white inputs, a weight of low rank",
+        defaults={"run": {"epochs": 20}},
     ),
 }
-"""Name of the data set -> where it is loaded from. Nothing is imported before it is asked for."""
+"""Name -> entry of the data set."""
 
 _BUILT_IN = frozenset(DATASETS)
 
 OF_YOUR_OWN = (
-    "one of your own is registered by tensor_dropout_lab.data.register_data, in a module that the command line imports "
-    "first: tensor-dropout --import MODULE ..."
+    "to add your own, call tensor_dropout_lab.data.register_data in a module and let the command line import it first: "
+    "tensor-dropout --import MODULE ..."
 )
 """What to do about a data set that is not known."""
 
 
-def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> None:
+def register_data(
+    name: str,
+    loader: Callable[..., Data],
+    summary: str = "",
+    *,
+    defaults: Mapping[str, Mapping[str, Any]] | None = None,
+) -> None:
     """Give a data set of your own a name, so that :func:`load_data` and the command line know it.
 
     Args:
@@ -102,12 +174,14 @@ def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> 
             by their annotations and explained by its docstring; if it has ``root`` or ``seed``, it is given them. A
             list comes as a tuple, and a text as a Path, where the annotation says so.
         summary: one line about it.
+        defaults: what a training run uses where nothing else is set, such as ``{"run": {"epochs": 20}}``.
 
     Raises:
         TensorDropoutError: if the name is that of another data set, or ``loader`` cannot be called with keywords.
 
     Example:
         >>> import torch
+        >>> from tensor_dropout_lab.data import Data, TensorSplit
         >>> def load_noise(*, seed: int = 0, n: int = 20) -> Data:
         ...     inputs = torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
         ...     part = TensorSplit(inputs, inputs.mean((1, 2, 3)), [f"noise-{i}" for i in range(n)])
@@ -127,7 +201,8 @@ def register_data(name: str, loader: Callable[..., Data], summary: str = "") -> 
                 f"register_data: the arguments of the loader of {name!r} are options with names, got {parameter}"
             )
     module, function = getattr(loader, "__module__", ""), getattr(loader, "__qualname__", type(loader).__qualname__)
-    source = Source(module, function, summary, loader)
+    has_files = "root" in inspect.signature(loader).parameters
+    source = Source(module, function, summary, loader, has_files, defaults=defaults or {})
     if name in _BUILT_IN or not _is_again(source, DATASETS.get(name, source)):
         raise TensorDropoutError(f"register_data: the name {name!r} is taken by another data set; choose another one")
     DATASETS[name] = source
@@ -158,6 +233,8 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
         >>> data.task, data.input_shape, len(data.train)
         ('regression', (4, 4), 36)
     """
+    from tensor_dropout_lab.data.base import Data, check_data
+
     known = describe_options(name)
     for option in options:
         if option not in known:

@@ -138,23 +138,6 @@ class Config(Section):
         return self
 
 
-_SGD = {"name": "sgd", "lr": 0.1, "weight_decay": 5e-4}
-DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "digits": {"run": {"epochs": 20}},
-    "synthetic": {"run": {"epochs": 20}, "net": {}},
-    "phantom": {"run": {"epochs": 16, "batch": 16}},
-    "nifti": {
-        "net": {"name": "resnet18"},
-        "run": {"epochs": 60, "batch": 8},
-        "optimizer": {"name": "adam", "lr": 5e-4, "weight_decay": 5e-4},
-    },
-    "cifar10": {"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
-    "cifar100": {"net": {"name": "resnet18"}, "run": {"epochs": 40, "batch": 128}, "optimizer": _SGD},
-    "imagefolder": {"net": {"name": "resnet50"}, "run": {"epochs": 90, "batch": 256, "workers": 8}, "optimizer": _SGD},
-}
-"""What a run takes where nothing was said, by data set."""
-
-
 def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """The whole config: the data set's defaults, then the file, then the overrides.
 
@@ -175,7 +158,7 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
     name = said.get("data", {}).get("name", "digits") if isinstance(said.get("data", {}), dict) else None
     if not isinstance(name, str) or name not in DATASETS:
         raise TensorDropoutError(f"config: data.name is {name!r}; {_suggest(str(name), list(DATASETS))}; {OF_YOUR_OWN}")
-    merged = _merge(DEFAULTS.get(str(name), {}), said)
+    merged = _merge(DATASETS[name].defaults, said)
     _check_keys(merged)
     try:
         config = Config.model_validate(merged)

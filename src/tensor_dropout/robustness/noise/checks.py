@@ -9,11 +9,7 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
-
-Bounds = tuple[float, float]
-"""The smallest and largest value of a stored image; either may be infinite."""
-
-UNBOUNDED: Bounds = (-math.inf, math.inf)
+from tensor_dropout.robustness.noise import Bounds
 
 
 def draw_normal(x: Tensor, generator: torch.Generator) -> Tensor:
