@@ -546,7 +546,7 @@ def test_dtypes_and_devices(dtype, precision, capability, taken, monkeypatch):
 
 
 def test_the_mark_for_the_compiler_is_the_one_that_torch_sets():
-    """Setting it by hand keeps the compiler out of the import; a torch with another mark would trace into the function."""
+    """Set by hand, it keeps the compiler out of the import; a torch with another mark would trace into the function."""
     marked = dispatch._settled_when_compiled(lambda: None)
     assert vars(marked) == vars(torch.compiler.assume_constant_result(lambda: None)) != {}
     assert vars(dispatch._wins).items() >= vars(marked).items()
