@@ -23,9 +23,10 @@ from tensor_dropout.metrics.measures import (
     risk_coverage,
     score_images,
     split_targets,
-    summarize,
     widen,
 )
+from tensor_dropout.metrics.registry import summarize
+from tensor_dropout.robustness.target import Predicted
 from tensor_dropout_lab.evaluation import intervals
 from tensor_dropout_lab.evaluation.intervals import (
     bootstrap_interval,
@@ -36,6 +37,7 @@ from tensor_dropout_lab.evaluation.intervals import (
     proportion_interval,
     seed_interval,
 )
+from tensor_dropout_lab.evaluation.outcomes import describe_outcome
 from tensor_dropout_lab.training import evaluation
 
 
@@ -91,25 +93,24 @@ def test_classification_agrees_with_scikit_learn(classes):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_calibration_error_is_the_one_of_training(seed):
-    probabilities, outcome = draw_classes(seed=seed, scale=3 * seed)
-    right = torch.tensor(outcome["predicted"] == outcome["target"]).double()
-    expected = evaluation.calibration_error(torch.tensor(outcome["confidence"]), right)
-    assert summarize(outcome)["ece"] == pytest.approx(100 * expected, rel=1e-12)
-    logits = torch.tensor(np.log(probabilities))
-    whole = evaluation.summarize(evaluation.Outcome(logits, torch.tensor(outcome["target"])), "classification")
-    found = summarize(outcome)
-    assert {name: found[name] for name in ("accuracy", "nll", "ece")} == pytest.approx(
-        {name: whole[name] for name in ("accuracy", "nll", "ece")}
-    )
+def test_calibration_error_is_the_sum_over_bins(seed):
+    confidence = np.r_[np.arange(16) / 15, 1.0, 0.0]  # the edges of the bins
+    outcomes = [draw_classes(seed=seed, scale=3 * seed)[1], classes_of(np.arange(18) % 2) | {"confidence": confidence}]
+    for outcome in outcomes:
+        right, bins = outcome["predicted"] == outcome["target"], np.floor(outcome["confidence"] * 15).clip(max=14)
+        gaps = [(bins == b).sum() * abs((right - outcome["confidence"])[bins == b].mean()) for b in np.unique(bins)]
+        assert summarize(outcome, ["ece"])["ece"] == pytest.approx(100 * sum(gaps) / len(right), rel=1e-12)
 
 
-def test_calibration_error_on_the_edges_of_the_bins():
-    confidence = np.r_[np.arange(16) / 15, 1.0, 0.0]
-    right = np.arange(18) % 2
-    outcome = classes_of(right) | {"confidence": confidence, "nll": confidence, "brier": confidence}
-    expected = evaluation.calibration_error(torch.tensor(confidence), torch.tensor(right).double())
-    assert summarize(outcome)["ece"] == pytest.approx(100 * expected, rel=1e-12)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_network_in_training_and_its_evaluation_have_the_same_numbers(seed):
+    probabilities, outcome = draw_classes(classes=12, seed=seed, scale=seed + 1)
+    logits, target = torch.tensor(np.log(probabilities)), torch.tensor(outcome["target"])
+    trained = evaluation.summarize_outputs(evaluation.Outcome(logits, target), "classification")
+    predicted = Predicted(logits.softmax(1), None, log_probs=logits.log_softmax(1))
+    evaluated = summarize({"target": outcome["target"], **describe_outcome(predicted, target, "classification")})
+    assert evaluated == pytest.approx(trained, rel=1e-3)  # Brier scores are stored in 16 bits
+    assert (evaluated["accuracy"], evaluated["top5"]) == (trained["accuracy"], trained["top5"])
 
 
 def test_classification_by_hand():
@@ -137,14 +138,16 @@ def test_regression_by_hand():
     # z = 0.674, 1.28, 1.64, 1.96; errors in units of the std: 1, 0.5, 3, 0.
     expected = {"mae": 1.25, "rmse": math.sqrt(11 / 4), "nll": nll, "zero_std": 0, "width_95": 2 * 1.959964 * 1.25}
     expected |= {"coverage_50": 50, "coverage_80": 75, "coverage_90": 75, "coverage_95": 75}
+    expected |= {"r2": math.nan, "correlation": math.nan}  # the target is constant
     # Three share the smallest std, with the mean error 4/3; then the one with std 2 and error 1.
     expected["aurc"] = (4 / 3 * 3 + 5 / 4) / 4
-    assert found == pytest.approx(expected)
+    assert found == pytest.approx(expected, nan_ok=True)
 
 
 def test_regression_without_std_and_with_rows_for_columns():
     outcome = {"target": np.array([1.0, 2.0]), "output": np.array([[1.0], [4.0]])}
-    assert summarize(outcome) == pytest.approx({"mae": 1.0, "rmse": math.sqrt(2)})
+    expected = {"mae": 1.0, "rmse": math.sqrt(2), "r2": 1 - 4 / 0.5, "correlation": 1.0}
+    assert summarize(outcome) == pytest.approx(expected)
 
 
 def test_coverage_of_a_true_gaussian():
@@ -160,7 +163,7 @@ def test_area_of_several_targets_is_the_mean_of_theirs():
 
 
 def test_zero_std_is_named_and_never_infinite():
-    outcome = {"target": [[0.0], [0.0], [0.0]], "output": [[0.0], [1.0], [1.0]], "std": [[0.0], [0.0], [2.0]]}
+    outcome = {"target": [[0.0], [0.0], [1.0]], "output": [[0.0], [1.0], [2.0]], "std": [[0.0], [0.0], [2.0]]}
     found = summarize(outcome)
     assert math.isnan(found.pop("nll"))
     assert all(math.isfinite(value) for value in found.values())
@@ -596,7 +599,8 @@ def test_empty_outcomes_are_refused(outcome):
     [
         (lambda: summarize({}), "not neither; it has nothing"),
         (lambda: summarize(CLASSES | NUMBERS), "not both"),
-        (lambda: summarize({"target": [0], "predicted": [0]}), "lacks confidence, nll, brier"),
+        (lambda: summarize({"target": [0], "predicted": [0]}, ["ece"]), "ece needs confidence; the outcome has target"),
+        (lambda: summarize({"target": [0], "predicted": [0]}, ["mae"]), "no metric 'mae'; known are accuracy, top5"),
         (lambda: summarize({"output": [0.0]}), "lacks target"),
         (lambda: summarize(CLASSES | {"nll": np.zeros(5)}), r"one number per row.*nll \(5,\)"),
         (lambda: summarize(CLASSES | {"confidence": np.full(6, 1.2)}), "confidence must be a probability"),

@@ -46,12 +46,12 @@ def test_classes_are_described_as_computed_by_hand():
     probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0]])
     found = describe_outcome(Predicted(probs, None), torch.tensor([0, 1, 0]), "classification")
     assert {name: values.shape for name, values in found.items()} == dict.fromkeys(
-        ("predicted", "confidence", "rest", "nll", "brier", "entropy"), (3,)
+        ("predicted", "confidence", "rest", "nll", "brier", "entropy", "top5"), (3,)
     )
     assert found["predicted"].tolist() == [0, 2, 1]
     assert found["predicted"].dtype == np.int16
     np.testing.assert_allclose(found["confidence"], [0.7, 0.8, 1.0], rtol=1e-6)
-    np.testing.assert_allclose(found["rest"], [0.3, 0.2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(found["rest"], [0.3, 0.2, 0.0], rtol=1e-6, atol=1e-30)
     np.testing.assert_allclose(found["nll"][:2], [-math.log(0.7), -math.log(0.1)], rtol=1e-6)
     np.testing.assert_allclose(found["brier"], [0.14, 0.01 + 0.81 + 0.64, 2.0], rtol=1e-3)  # float16
     entropy = [-sum(p * math.log(p) for p in row) for row in ((0.7, 0.2, 0.1), (0.1, 0.1, 0.8))]

@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.experiments.cells import find_cell
 from tensor_dropout_lab.experiments.recipes import ROOT, describe_experiment, expand, load_recipes
 
@@ -27,8 +28,8 @@ def choose(search: str, results: Path, preset: str = "paper") -> dict[str, list[
     Raises:
         SystemExit: if a trial has not been run: the budgets would differ. One that failed was a trial, and lost.
     """
-    metric = describe_experiment(search)["metrics"][0]
-    sign = 1 if metric == "accuracy" else -1
+    metric = find_metric(describe_experiment(search)["metrics"][0])
+    sign = 1 if metric.better == "higher" else -1
     chosen: dict[str, list[dict[str, Any]]] = {}
     for recipe in load_recipes(search, preset):
         best: dict[Any, tuple[float, dict[str, Any]]] = {}
@@ -39,7 +40,7 @@ def choose(search: str, results: Path, preset: str = "paper") -> dict[str, list[
             if found.state != "done":
                 raise SystemExit(f"{found.folder} is {found.state}; run: tensor-dropout reproduce {search}")
             record = json.loads((found.folder / "result.json").read_text(encoding="utf-8"))
-            score, fold = sign * record["validation"][metric], cell.point.get(FOLD)
+            score, fold = sign * record["validation"][metric.name], cell.point.get(FOLD)
             if fold not in best or score > best[fold][0]:
                 best[fold] = score, cell.point
         chosen[recipe.name] = [point for _, point in best.values()]

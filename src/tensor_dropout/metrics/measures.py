@@ -1,7 +1,8 @@
-"""What a stored outcome says, without a rerun: its numbers, its calibration and its uncertainty.
+"""Calibration, uncertainty and scores of single images from a stored outcome.
 
-What an outcome is, and when it is refused: :mod:`tensor_dropout.metrics.outcome_arrays`. Only numpy and the standard
-library: the report imports this file. Everything is computed in float64.
+The metrics themselves: :mod:`tensor_dropout.metrics.registry`. What an outcome is, and when it is refused:
+:mod:`tensor_dropout.metrics.outcome_arrays`. Only numpy and the standard library: the report imports this file.
+Everything is computed in float64.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from numpy.typing import ArrayLike
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import (
-    CLASSES,
     Array,
     Outcome,
     find_task,
@@ -29,8 +29,6 @@ from tensor_dropout.metrics.outcome_arrays import (
 )
 
 BINS = 15
-LEVELS = (50, 80, 90, 95)
-"""The prediction intervals whose coverage is reported, in percent."""
 
 
 class RiskCoverage(NamedTuple):
@@ -48,72 +46,7 @@ class Reliability(NamedTuple):
     examples: Array
 
 
-# The numbers of an outcome.
-
-
-def summarize(outcome: Outcome) -> dict[str, float]:
-    """The numbers of an outcome.
-
-    Classification: ``accuracy`` in percent, ``nll``, ``ece`` in percent (:func:`reliability`, 15 bins), ``brier``, and
-    ``aurc``, the area under :func:`risk_coverage` in percent: the risk is the share of wrong answers, the certainty is
-    the confidence.
-
-    Regression: ``mae`` and ``rmse``. With ``std`` also
-
-    - ``nll``: ``mean ½ (log 2πσ² + (y − f)² / σ²)``; NaN if it is not a finite number, which a std of 0 makes it;
-    - ``coverage_50``, ``_80``, ``_90``, ``_95``: percent of the targets in ``f ± z·σ``, ends included, so that a std of
-      0 covers exact hits alone; ``width_95``: the mean width ``2·z·σ`` at 95 %;
-    - ``aurc``: the risk is the absolute error and the certainty ``−σ``, per target; the mean over the T targets;
-    - ``zero_std``: percent of the standard deviations that are 0. Above 0, read ``nll`` and the coverage with care.
-
-    All are means over the T targets; where their units differ, summarize each of :func:`split_targets`.
-
-    Raises:
-        TensorDropoutError: if the outcome is empty, not finite, or lacks an array.
-
-    Example:
-        >>> found = summarize({"target": [[1.0], [2.0]], "output": [[1.5], [2.0]], "std": [[0.5], [0.1]]})
-        >>> {name: round(value, 3) for name, value in found.items() if name in ("mae", "coverage_50", "aurc")}
-        {'mae': 0.25, 'coverage_50': 50.0, 'aurc': 0.125}
-    """
-    if find_task("summarize", outcome) == "classification":
-        return _summarize_classes(read_classes("summarize", outcome, CLASSES[:5]))
-    return _summarize_numbers(read_numbers("summarize", outcome))
-
-
-def _summarize_classes(found: dict[str, Array]) -> dict[str, float]:
-    right = (found["predicted"] == found["target"]).astype(np.float64)
-    bins = reliability(found["confidence"], right)
-    gaps = np.nan_to_num(np.abs(bins.accuracy - bins.confidence)) * bins.examples
-    return {
-        "accuracy": 100 * float(right.mean()),
-        "nll": float(found["nll"].mean()),
-        "ece": 100 * float(gaps.sum()) / len(right),
-        "brier": float(found["brier"].mean()),
-        "aurc": 100 * float(risk_coverage(found["confidence"], 1 - right).risk.mean()),
-    }
-
-
-def _summarize_numbers(found: dict[str, Array]) -> dict[str, float]:
-    error = np.abs(found["output"] - found["target"])  # (N, T)
-    summary = {"mae": float(error.mean()), "rmse": math.sqrt(np.square(error).mean())}
-    if "std" not in found:
-        return summary
-    std = found["std"]
-    summary["nll"] = _gaussian_nll(error, std)
-    for percent in LEVELS:
-        summary[f"coverage_{percent}"] = 100 * float((error <= normal_quantile(percent / 100) * std).mean())
-    areas = [risk_coverage(-std[:, t], error[:, t]).risk.mean() for t in range(std.shape[1])]
-    summary["width_95"] = 2 * normal_quantile(0.95) * float(std.mean())
-    summary["aurc"] = float(np.mean(areas))
-    summary["zero_std"] = 100 * float((std == 0).mean())
-    return summary
-
-
-def _gaussian_nll(error: Array, std: Array) -> float:
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        value = float((np.log(std) + 0.5 * np.square(error / std)).mean()) + 0.5 * math.log(2 * math.pi)
-    return value if math.isfinite(value) else math.nan
+# Targets and images one by one.
 
 
 def split_targets(outcome: Outcome) -> list[dict[str, Array]]:
@@ -146,7 +79,7 @@ def score_images(outcome: Outcome) -> Array:
 def _score(what: str, outcome: Outcome) -> tuple[Array, Array]:
     """The main metric of each image, and its target."""
     if find_task(what, outcome) == "classification":
-        found = read_classes(what, outcome, ("target", "predicted"))
+        found = read_classes(what, outcome)
         return 100.0 * (found["predicted"] == found["target"]), found["target"]
     found = read_numbers(what, outcome)
     return np.abs(found["output"] - found["target"]).mean(axis=1), found["target"]

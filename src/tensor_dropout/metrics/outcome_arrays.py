@@ -3,7 +3,8 @@
 An outcome is a dict of arrays with a row per example (N rows), as an evaluation stores it:
 
 - classification: ``target`` (N,), ``predicted`` (N,), ``confidence`` (N,) the probability of the predicted class,
-  ``nll`` (N,), ``brier`` (N,) ``Σ_k (p_k − 1[k = y])²``, ``entropy`` (N,);
+  ``nll`` (N,), ``brier`` (N,) ``Σ_k (p_k − 1[k = y])²``, ``entropy`` (N,), ``top5`` (N,) whether the target is among
+  the five most probable classes;
 - regression: ``target`` (N, T), ``output`` (N, T), and the predictive standard deviation ``std`` (N, T), if there is
   one.
 
@@ -25,7 +26,7 @@ Task: TypeAlias = Literal["classification", "regression"]
 Outcome: TypeAlias = Mapping[str, Any]
 Array: TypeAlias = NDArray[Any]
 
-CLASSES = ("target", "predicted", "confidence", "nll", "brier", "entropy")
+CLASSES = ("target", "predicted", "confidence", "nll", "brier", "entropy", "top5")
 NUMBERS = ("target", "output", "std")
 
 
@@ -40,9 +41,9 @@ def find_task(what: str, outcome: Outcome) -> str:
     return "classification" if classes else "regression"
 
 
-def read_classes(what: str, outcome: Outcome, required: tuple[str, ...]) -> dict[str, Array]:
+def read_classes(what: str, outcome: Outcome) -> dict[str, Array]:
     """The arrays of a classification, (N,) each, checked."""
-    found = _read_known(what, outcome, CLASSES, required)
+    found = _read_known(what, outcome, CLASSES, CLASSES[:2])
     rows = read_row(what, **found)
     found = dict(zip(found, rows, strict=True))
     for name in ("target", "predicted"):
@@ -50,6 +51,46 @@ def read_classes(what: str, outcome: Outcome, required: tuple[str, ...]) -> dict
             raise TensorDropoutError(f"{what}: {name} must be numbers of classes; it has fractions")
     if "confidence" in found:
         require_probabilities(what, found["confidence"])
+    return found
+
+
+def describe_classes(log_probs: Array, target: Array) -> dict[str, Array]:
+    """The outcome of a classification from the logarithms of its class probabilities, in float64.
+
+    Args:
+        log_probs: (N, K).
+        target: (N,), the classes; -1 for an example of no known class.
+
+    Returns:
+        ``target``, ``predicted``, ``confidence``, ``rest`` (the probability of all other classes) and ``entropy``; if
+        all classes are known, also ``nll``, ``brier`` and ``top5``. Among equal probabilities the first class counts
+        as the larger.
+
+    Example:
+        >>> found = describe_classes(np.log([[0.9, 0.1], [0.4, 0.6]]), np.array([0, 0]))
+        >>> found["predicted"].tolist(), found["brier"].round(2).tolist()
+        ([0, 1], [0.02, 0.72])
+    """
+    log_probs = np.asarray(log_probs, np.float64)
+    target = np.asarray(target, np.int64)
+    probs, rows = np.exp(log_probs), np.arange(len(log_probs))
+    predicted = log_probs.argmax(1)
+    others = probs.copy()
+    others[rows, predicted] = 0.0
+    found = {
+        "target": target,
+        "predicted": predicted,
+        "confidence": probs[rows, predicted],
+        "rest": others.sum(1),  # 1 − confidence, where that would be rounded to 0
+        "entropy": -(probs * np.where(probs > 0, log_probs, 0.0)).sum(1),
+    }
+    if (target >= 0).all():
+        own = log_probs[rows, target]
+        found["nll"] = -own
+        found["brier"] = np.square(probs).sum(1) - 2 * np.exp(own) + 1
+        before = np.arange(log_probs.shape[1]) < target[:, None]
+        larger = (log_probs > own[:, None]) | ((log_probs == own[:, None]) & before)
+        found["top5"] = larger.sum(1) < 5
     return found
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.metrics.outcome_arrays import Task
+from tensor_dropout.metrics.outcome_arrays import Task, describe_classes
 from tensor_dropout.robustness.target import Predicted
 
 Arrays = dict[str, np.ndarray]
@@ -31,33 +31,24 @@ def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:
         task: "classification" or "regression".
 
     Returns:
-        For classes ``predicted``, ``confidence``, ``rest`` (the probability of all other classes), ``nll``, ``brier``,
-        ``entropy`` and, over draws, ``disagreement`` and ``doubt``; for numbers ``output`` and ``std``. Targets of -1
-        are of no known class: without ``nll`` and ``brier``.
+        For classes what :func:`~tensor_dropout.metrics.outcome_arrays.describe_classes` gives, without the target, and,
+        over draws, ``disagreement`` and ``doubt``; for numbers ``output`` and ``std``.
 
     Example:
         >>> probs = torch.tensor([[0.9, 0.1], [0.4, 0.6]])
         >>> found = describe_outcome(Predicted(probs, None), torch.tensor([0, 0]), "classification")
-        >>> found["predicted"].tolist(), found["brier"].astype(float).round(2).tolist()
-        ([0, 1], [0.02, 0.72])
+        >>> found["predicted"].tolist(), found["top5"].tolist()
+        ([0, 1], [True, True])
     """
     if task == "regression":
         found = {"output": predicted.output} | ({} if predicted.std is None else {"std": predicted.std})
         return {name: values.float().cpu().numpy() for name, values in found.items()}
-    probs = predicted.output.double()
-    confidence, guess = probs.max(1)
-    rest = probs.scatter(1, guess[:, None], 0.0).sum(1)  # 1 - confidence, where that would be rounded to 0
-    found = {"confidence": confidence, "rest": rest, "entropy": torch.special.entr(probs).sum(1)}
-    if bool((y >= 0).all()):
-        hit = torch.nn.functional.one_hot(y.long(), probs.shape[1]).to(probs.dtype)
-        found["nll"] = -_log(predicted).gather(1, y.long()[:, None])[:, 0]
-        found["brier"] = (probs - hit).square().sum(1)
+    arrays = describe_classes(_log(predicted).double().cpu().numpy(), y.cpu().numpy())
     if predicted.disagreement is not None and predicted.doubt is not None:
-        found |= {"disagreement": predicted.disagreement, "doubt": predicted.doubt}
-    small = np.int16 if probs.shape[1] < 2**15 else np.int32
-    return {"predicted": guess.cpu().numpy().astype(small)} | {
-        name: values.float().cpu().numpy().astype(_STORED.get(name, np.float32)) for name, values in found.items()
-    }
+        arrays |= {"disagreement": predicted.disagreement.cpu().numpy(), "doubt": predicted.doubt.cpu().numpy()}
+    small = np.int16 if predicted.output.shape[1] < 2**15 else np.int32
+    stored = {"predicted": small, "brier": np.float16, "top5": np.bool_}  # brier: only its mean is asked for
+    return {name: values.astype(stored.get(name, np.float32)) for name, values in arrays.items() if name != "target"}
 
 
 def _log(predicted: Predicted) -> Tensor:
@@ -65,10 +56,6 @@ def _log(predicted: Predicted) -> Tensor:
     if predicted.log_probs is not None:
         return predicted.log_probs
     return predicted.output.double().clamp(min=torch.finfo(torch.float32).tiny).log()
-
-
-_STORED = {"brier": np.float16}
-"""What only its mean is asked for takes half the room."""
 
 
 def slim(arrays: Arrays) -> Arrays:

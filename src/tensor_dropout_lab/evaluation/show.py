@@ -13,10 +13,11 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from tensor_dropout.metrics.detection import SIGNALS
-from tensor_dropout.metrics.measures import normal_quantile, reliability, risk_coverage, score_images
+from tensor_dropout.metrics.measures import reliability, risk_coverage, score_images
+from tensor_dropout.metrics.outcome_arrays import read_numbers
+from tensor_dropout.metrics.registry import compute_coverage, find_main, main_metric
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.evaluation.protocol import CURVE_STRENGTHS
-from tensor_dropout_lab.evaluation.summary import MAIN
 from tensor_dropout_lab.figures import draw_figure, save_figure
 
 PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"
@@ -25,7 +26,8 @@ PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"
 def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
     """The record as tables: attacks side by side, noise, and the audit with its verdict."""
     summary = record["summary"]
-    metric, unit = MAIN[summary["task"]], " %" if summary["task"] == "classification" else ""
+    main = main_metric(summary["task"])
+    metric, unit = main.name, " %" if main.unit == "%" else ""
     clean = "; ".join(f"{name} {_with_interval(row, metric)}".lstrip() for name, row in _by_target(summary["clean"]))
     console.print(f"{escape(record['title'])}: {summary['examples']} {record['split']} examples", highlight=False)
     console.print(f"clean {metric} {escape(clean)}{unit}", highlight=False)
@@ -187,7 +189,8 @@ def draw_evaluation(record: Mapping[str, Any], outcomes: Outcomes, folder: Path)
 
 
 def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path]:
-    metric = MAIN[summary["task"]]
+    main = main_metric(summary["task"])
+    metric = main.name
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in summary["attacks"]:
         if row["budget"] != "unbounded" and not row["cumulative"] and (row["protocol"], row["attack"]) not in _HELPERS:
@@ -217,7 +220,7 @@ def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Pa
                 label="adaptive: worst case",
             )
         axes.set_xscale("log")
-        axes.set(xlabel="ε, share of the input range", ylabel=_name(metric), title=title)
+        axes.set(xlabel="ε, share of the input range", ylabel=main.describe(), title=title)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize=7)
         return save_figure(figure, stem)
@@ -228,7 +231,8 @@ _MARKERS = {"fgsm": "o", "bim": "s", "pgd": "^", "pgd-ce": "v", "pgd-margin": "P
 
 
 def _draw_noise(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path]:
-    metric = MAIN[summary["task"]]
+    main = main_metric(summary["task"])
+    metric = main.name
     names = list(dict.fromkeys(row["corruption"] for row in summary["noise"]))
     columns = min(len(names), 4)
     lines = -(-len(names) // columns)
@@ -243,7 +247,7 @@ def _draw_noise(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path
             panel.plot(x, [row[metric] for row in rows], marker="o", color=PAPER_COLOR)
             panel.axhline(summary["clean"][metric], color=CLEAN_COLOR, linestyle="--", linewidth=1)
             panel.set_xticks(x, [f"{row['level']:g}" for row in rows])
-            panel.set(title=name, xlabel=rows[0]["unit"], ylabel=_name(metric))
+            panel.set(title=name, xlabel=rows[0]["unit"], ylabel=main.describe())
         figure.suptitle(title, fontsize=9)
         return save_figure(figure, stem)
 
@@ -268,7 +272,9 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
                 left.plot(bins.confidence[enough], bins.accuracy[enough], marker="o", color=color, label=label)
                 curve = risk_coverage(outcome["confidence"], 100.0 * ~correct)
             else:
-                levels, covered = _coverage(outcome)
+                levels = list(range(10, 100, 10))
+                numbers = read_numbers("draw_evaluation", outcome)
+                covered = [compute_coverage(numbers, level) for level in levels]
                 left.plot(levels, covered, marker="o", color=color, label=label)
                 curve = risk_coverage(-outcome["std"].mean(1), score_images(outcome))
             right.plot(100 * curve.coverage, curve.risk, color=color, label=label)
@@ -284,22 +290,9 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
         return save_figure(figure, stem)
 
 
-def _coverage(outcome: Mapping[str, np.ndarray]) -> tuple[list[int], list[float]]:
-    levels = list(range(10, 100, 10))
-    distance = np.abs(outcome["output"] - outcome["target"].reshape(outcome["output"].shape))
-    shares = []
-    for level in levels:
-        shares.append(100 * float((distance <= normal_quantile(level / 100) * outcome["std"]).mean()))
-    return levels, shares
-
-
-def _name(metric: str) -> str:
-    return "accuracy, %" if metric == "accuracy" else "mean absolute error"
-
-
 def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequence[str], console: Console) -> None:
     """What several evaluations say about their own errors, condition by condition."""
-    metric = "mae" if "mae" in tables[0][0] else "accuracy"
+    metric = find_main(tables[0][0]).name
     keys = [key for key in UNCERTAINTY if any(key in row for rows in tables for row in rows)]
     letters = [chr(ord("A") + k) for k in range(len(names))]
     title = "uncertainty, clean and under noise\n" + "\n".join(

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.metrics.detection import detect
-from tensor_dropout.metrics.measures import score_images, split_targets, summarize, widen
+from tensor_dropout.metrics.measures import score_images, split_targets, widen
+from tensor_dropout.metrics.registry import main_metric, summarize
 from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout_lab.evaluation.intervals import metric_interval
 from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes
 
-MAIN = {"classification": "accuracy", "regression": "mae"}
 WIDENED = ("nll", "coverage_50", "coverage_80", "coverage_90", "coverage_95", "width_95")
 """What a regression's residual variance changes."""
 
@@ -156,7 +156,7 @@ def _describe_attack(outcomes: Outcomes, name: str, task: str) -> dict[str, Any]
 
 
 def _measure_attack(outcome: Arrays, task: str) -> dict[str, float | None]:
-    measured = {MAIN[task]: float(score_images(outcome).mean()), **_find_ends(outcome)}
+    measured = {main_metric(task).name: float(score_images(outcome).mean()), **_find_ends(outcome)}
     return measured | (
         {"confidence": 100 * float(outcome["confidence"].mean(dtype=np.float64))} if task == "classification" else {}
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tensor_dropout.layers.regression import randomized_layers
+from tensor_dropout.metrics.outcome_arrays import Task, describe_classes
+from tensor_dropout.metrics.registry import list_metrics, summarize
 from tensor_dropout.prediction import evaluating, predict
 from tensor_dropout_lab.data.base import Data, Split
 from tensor_dropout_lab.data.batches import Batches
 from tensor_dropout_lab.training.step import autocast
-
-MAIN_METRIC = {"classification": "accuracy", "regression": "mae"}
 
 
 @dataclass(frozen=True)
@@ -85,61 +86,40 @@ def evaluate(
     return Outcome(found, torch.cat(targets), spread)
 
 
-def summarize(outcome: Outcome, task: str, names: Sequence[str] = ()) -> dict[str, Any]:
-    """The numbers of an outcome.
+def describe_outputs(outcome: Outcome, task: Task) -> dict[str, np.ndarray]:
+    """The outputs as arrays with a row per example, in float64 (:mod:`tensor_dropout.metrics.outcome_arrays`)."""
+    if task == "classification":
+        return describe_classes(outcome.outputs.double().log_softmax(1).numpy(), outcome.targets.numpy())
+    target = outcome.targets.reshape(outcome.outputs.shape)
+    arrays = {"target": target, "output": outcome.outputs}
+    if outcome.std is not None:
+        arrays["std"] = outcome.std
+    return {name: values.double().numpy() for name, values in arrays.items()}
 
-    Classification: accuracy and top-5 accuracy in percent, negative log-likelihood, expected calibration error in
-    percent (15 bins). Regression: mean absolute error, root mean squared error, R² and the correlation; of several
-    targets those over all of them, which say little unless they share a unit, and under "targets" those of each.
+
+def summarize_outputs(outcome: Outcome, task: Task, names: Sequence[str] = ()) -> dict[str, Any]:
+    """The metrics of an outcome, by :func:`tensor_dropout.metrics.registry.summarize`; NaN if an output is not finite.
 
     Args:
         outcome: of :func:`evaluate`.
         task: of the data.
-        names: of the targets of a regression.
+        names: of the targets of a regression; of several, those over all of them say little unless they share a unit,
+            and those of each are under "targets".
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
-        >>> round(summarize(Outcome(logits, torch.tensor([0, 1, 1, 0])), "classification")["accuracy"], 1)
+        >>> round(summarize_outputs(Outcome(logits, torch.tensor([0, 1, 1, 0])), "classification")["accuracy"], 1)
         75.0
     """
-    if task == "classification":
-        return _summarize_classes(outcome.outputs.double(), outcome.targets)
-    outputs, y = outcome.outputs.double(), outcome.targets.double().reshape(outcome.outputs.shape)
-    found: dict[str, Any] = {**_summarize_numbers(outputs, y)}
+    arrays = describe_outputs(outcome, task)
+    summary: dict[str, Any] = _summarize_finite(arrays, task)
     if len(names) > 1:
-        columns = zip(names, outputs.split(1, dim=1), y.split(1, dim=1), strict=True)
-        found["targets"] = {name: _summarize_numbers(own, true) for name, own, true in columns}
-    return found
+        columns = {name: {key: values[:, t : t + 1] for key, values in arrays.items()} for t, name in enumerate(names)}
+        summary["targets"] = {name: _summarize_finite(column, task) for name, column in columns.items()}
+    return summary
 
 
-def _summarize_classes(logits: Tensor, y: Tensor) -> dict[str, float]:
-    confidence, guess = logits.softmax(1).max(1)
-    right = (guess == y).double()
-    top = logits.topk(min(5, logits.shape[1]), dim=1).indices
-    return {
-        "accuracy": 100 * float(right.mean()),
-        "top5": 100 * float((top == y[:, None]).any(1).double().mean()),
-        "nll": float(F.cross_entropy(logits, y)),
-        "ece": 100 * calibration_error(confidence, right),
-    }
-
-
-def calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
-    """``Σ_b |accuracy_b - confidence_b| · n_b / n`` over equally wide bins of the confidence; NaN if one is NaN."""
-    bin_of = (confidence.nan_to_num() * bins).long().clamp(max=bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64).index_add_(0, bin_of, (right - confidence).double())
-    return float(gap.abs().sum() / len(right))
-
-
-def _summarize_numbers(outputs: Tensor, y: Tensor) -> dict[str, float]:
-    error = outputs - y
-    centred = y - y.mean(0)
-    spread = float(centred.square().sum())
-    guess = outputs - outputs.mean(0)
-    norms = float((guess.square().sum() * centred.square().sum()).sqrt())
-    return {
-        "mae": float(error.abs().mean()),
-        "rmse": float(error.square().mean().sqrt()),
-        "r2": 1 - float(error.square().sum()) / spread if spread > 0 else float("nan"),
-        "correlation": float((guess * centred).sum()) / norms if norms > 0 else float("nan"),
-    }
+def _summarize_finite(arrays: dict[str, np.ndarray], task: Task) -> dict[str, float]:
+    if all(np.isfinite(values).all() for values in arrays.values()):
+        return summarize(arrays)
+    return {metric.name: math.nan for metric in list_metrics(task) if metric.fits(arrays)}

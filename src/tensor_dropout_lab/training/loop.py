@@ -20,6 +20,7 @@ from tensor_dropout.files import save
 from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.schedule import ThetaSchedule
+from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout.optimizer_groups import param_groups
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import Data, StreamSplit
@@ -27,7 +28,7 @@ from tensor_dropout_lab.nets import build_net, rescale_
 from tensor_dropout_lab.training.baselines import predict_ridge
 from tensor_dropout_lab.training.checkpoint import read_latest, write_checkpoint
 from tensor_dropout_lab.training.config import Config
-from tensor_dropout_lab.training.evaluation import MAIN_METRIC, Outcome, evaluate, summarize
+from tensor_dropout_lab.training.evaluation import Outcome, evaluate, summarize_outputs
 from tensor_dropout_lab.training.processes import Process, joined
 from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads, tuned_convolutions
 from tensor_dropout_lab.training.runs import RunFolder, describe_head, splits
@@ -161,6 +162,11 @@ class Trainer:
         seed_process(config.run.seed, process)
 
     def run(self) -> dict[str, Any]:
+        """Train to the end, evaluate, and write model and result."""
+        self.fit()
+        return self.finish()
+
+    def fit(self) -> None:
         """Train from where the last checkpoint left off to the end."""
         self.resume()
         per_epoch = self.sampler.steps_per_epoch
@@ -175,7 +181,6 @@ class Trainer:
                     self.save()
                 if stop:
                     raise KeyboardInterrupt
-        return self.finish()
 
     def run_epoch(self, epoch: int, first: int, interruption: Interruption) -> None:
         """The steps of one epoch, from its step ``first`` on."""
@@ -226,10 +231,11 @@ class Trainer:
             raise self.not_finite("the loss is")
 
     def not_finite(self, what: str) -> TensorDropoutError:
-        """The sentence for numbers that are none."""
+        """The error for numbers that are not finite."""
+        other = ", or run.precision=float32" if self.dtype == torch.bfloat16 else ""
         return TensorDropoutError(
             f"train: {what} not finite at step {self.done} of {self.steps}; the last checkpoint in "
-            f"{self.folder.path} is from before it: lower optimizer.lr, or set optimizer.clip"
+            f"{self.folder.path} is from before it: lower optimizer.lr, or set optimizer.clip{other}"
         )
 
     def show_sums(self) -> tuple[float, float]:
@@ -247,12 +253,11 @@ class Trainer:
         loss = sum(each[0] for each in sums) / len(sums) / per_epoch
         counted = sum(each[1] for each in sums) / (per_epoch * self.config.run.batch)
         self.step.sums.zero_()
-        metric = MAIN_METRIC[self.data.task]
-        scale = 100 if self.data.task == "classification" else 1
+        metric = main_metric(self.data.task)
         line = {
             "epoch": epoch + 1,
             "loss": loss,
-            metric: scale * counted,
+            metric.name: metric.scale * counted,
             "lr": self.optimizer.param_groups[0]["initial_lr"]
             * rate_at(self.config.schedule, self.done - 1, self.steps, per_epoch),
             **({} if self.theta is None else {"theta": round(self.theta.theta, 6)}),
@@ -288,7 +293,8 @@ class Trainer:
 
     def summarize(self, outcome: Outcome) -> dict[str, Any]:
         """The numbers of an outcome, with the names of the data's targets."""
-        return summarize(outcome, self.data.task, self.data.target_names if self.data.task == "regression" else ())
+        names = self.data.target_names if self.data.task == "regression" else ()
+        return summarize_outputs(outcome, self.data.task, names)
 
     def averaged(self) -> nn.Module:
         """The network as it is evaluated."""
@@ -347,12 +353,17 @@ class Trainer:
 
     # The end.
 
-    def finish(self) -> dict[str, Any]:
-        """Put the target's unit into the head, evaluate once on the test part, and write model and result."""
+    def finished_network(self) -> nn.Module:
+        """A whole copy of the trained network; that of a regression answers in the target's unit."""
         self.set_theta(self.config.run.epochs)
         network = copy.deepcopy(gather_network(self.averaged()))
         if self.data.task == "regression":
             rescale_(network, self.targets.std, self.targets.mean)
+        return network
+
+    def finish(self) -> dict[str, Any]:
+        """Evaluate the trained network, on the test part this once, and write model and result."""
+        network = self.finished_network()
         result: dict[str, Any] = {
             "task": self.data.task,
             "target": self.data.target,

@@ -13,12 +13,13 @@ from torch import Tensor
 from tensor_dropout.atomic_files import is_in_use, replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data.base import Data, Split
 from tensor_dropout_lab.nets.heads import LowRankLinear
 from tensor_dropout_lab.records import describe_environment, write_json
 from tensor_dropout_lab.training.checkpoint import list_checkpoints
 from tensor_dropout_lab.training.config import Config, write_toml
-from tensor_dropout_lab.training.evaluation import MAIN_METRIC, Outcome
+from tensor_dropout_lab.training.evaluation import Outcome, describe_outputs
 
 _FREE = {
     "run.device",
@@ -143,11 +144,11 @@ class RunFolder:
         with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             if data.task == "classification":
-                log_probs = outcome.outputs.double().log_softmax(1)
-                writer.writerow(["name", "target", "predicted", "confidence", "nll"])
-                for name, y, row in zip(split.names, outcome.targets.tolist(), log_probs, strict=True):
-                    best = int(row.argmax())
-                    writer.writerow([name, y, best, f"{float(row[best].exp()):.6f}", f"{-float(row[y]):.6f}"])
+                arrays = describe_outputs(outcome, data.task)
+                columns = ("target", "predicted", "confidence", "nll")
+                writer.writerow(["name", *columns])
+                for name, y, best, confidence, nll in zip(split.names, *(arrays[key] for key in columns), strict=True):
+                    writer.writerow([name, y, best, f"{confidence:.6f}", f"{nll:.6f}"])
             else:
                 endings = [""] if data.outputs == 1 else [f"_{name}" for name in data.target_names]
                 extras = {"std": outcome.std, "ridge": ridge}
@@ -327,7 +328,7 @@ def _describe_run(folder: RunFolder) -> dict[str, Any]:
     record = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
     settings, data = record["settings"], record["data"]
     lines, result = folder.metrics(), folder.result()
-    metric = MAIN_METRIC[result["task"]] if result else None
+    metric = main_metric(result["task"]).name if result else None
     return {
         "folder": str(folder.path),
         "data": data["name"] + (" (simulated)" if data["simulated"] else ""),

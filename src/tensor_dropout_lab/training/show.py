@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data.base import Data
 from tensor_dropout_lab.training.config import Config
-from tensor_dropout_lab.training.evaluation import MAIN_METRIC
 from tensor_dropout_lab.training.runs import flatten
 
 _EVERY = 0.5  # seconds between looks at the device
@@ -32,7 +32,7 @@ class Reporter:
 
     def __init__(self, config: Config, data: Data, show: bool) -> None:
         self.config, self.data, self.show = config, data, show
-        self.metric = MAIN_METRIC[data.task]
+        self.metric = main_metric(data.task)
         self.several = data.task == "regression" and data.outputs > 1
         self.console = Console(file=sys.stderr)
         self.bar: Progress | None = None
@@ -90,8 +90,7 @@ class Reporter:
         seen = f"{speed:,.0f}/s"
         if look is not None:
             loss, counted = look()
-            counted = 100 * counted if self.metric == "accuracy" else counted
-            shown = "" if self.several else f"{self.metric} {counted:.2f}  "
+            shown = "" if self.several else f"{self.metric.name} {self.metric.scale * counted:.2f}  "
             seen = f"loss {loss:.3f}  {shown}{seen}"
         self.bar.update(self.task, completed=self.done, seen=seen)
 
@@ -109,12 +108,12 @@ class Reporter:
 
     def describe_scores(self, line: dict[str, Any]) -> str:
         """The main metric in training and validation; of several targets, which may have several units, of each."""
-        found = line.get("validation")
+        name, summary = self.metric.name, line.get("validation")
         if self.several:
-            each = "" if found is None else ", ".join(f"{k} {v[self.metric]:.4g}" for k, v in found["targets"].items())
-            return f"  validation {self.metric}: {each}" if each else ""
-        validation = "" if found is None else f"  validation {found[self.metric]:.2f}"
-        return f"  {self.metric} {line[self.metric]:.2f}{validation}"
+            scores = "" if summary is None else ", ".join(f"{k} {v[name]:.4g}" for k, v in summary["targets"].items())
+            return f"  validation {name}: {scores}" if scores else ""
+        validation = "" if summary is None else f"  validation {summary[name]:.2f}"
+        return f"  {name} {line[name]:.2f}{validation}"
 
 
 class Board:

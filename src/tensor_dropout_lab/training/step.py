@@ -23,8 +23,9 @@ Fetch = Callable[..., tuple[Tensor, Tensor]]
 class Targets(nn.Module):
     """The loss of a task and what is counted beside it.
 
-    Classification: cross-entropy, and how many are right. Regression: mean squared error of the standardized target,
-    and the sum of absolute errors in its own unit.
+    Classification: cross-entropy, and how many are right. A target may also be class probabilities (B, K), of which the
+    largest counts as right. Regression: mean squared error of the standardized target, and the sum of absolute errors
+    in its own unit.
 
     Args:
         task: "classification" or "regression".
@@ -46,7 +47,7 @@ class Targets(nn.Module):
         """(B, outputs), targets -> mean loss, and the sum over the batch of what is counted."""
         if self.task == "classification":
             loss = F.cross_entropy(outputs, y, label_smoothing=self.label_smoothing)
-            return loss, (outputs.argmax(1) == y).sum()
+            return loss, (outputs.argmax(1) == (y if y.ndim == 1 else y.argmax(1))).sum()
         y = y.reshape(outputs.shape)
         loss = F.mse_loss(outputs, ((y - self.mean) / self.std).to(outputs.dtype))
         return loss, (self.std * outputs + self.mean - y).abs().mean(1).sum()

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.metrics.measures import fit_extra_variance, summarize, widen
+from tensor_dropout.metrics.measures import fit_extra_variance, widen
+from tensor_dropout.metrics.registry import summarize
 from tensor_dropout_lab.evaluation.intervals import bootstrap_interval
 from tensor_dropout_lab.evaluation.outcomes import Outcomes, read_outcomes
 from tensor_dropout_lab.experiments.cells import Found

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensor_dropout.metrics.registry import find_main
 from tensor_dropout_lab.experiments.recipes import Recipe, describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
@@ -100,11 +101,13 @@ def _list_attacked(runs: Runs, radius: str) -> list[Cell]:
 def _show(rows: list[Any]) -> Cell:
     if not rows:
         return Cell("not run", "not run")
-    metric = "accuracy" if "accuracy" in rows[0] else "mae"
-    pooled = pool(rows, metric)
-    over = "images" if len(rows) == 1 else f"{len(rows)} seeds: " + ", ".join(f"{row[metric]:.1f}" for row in rows)
-    detail = f"95 % interval {pooled['low']:.1f} to {pooled['high']:.1f} over {over}"
-    return Cell(f"{pooled[metric]:.1f}", "ours", detail)
+    metric = find_main(rows[0])
+    name, decimals = metric.name, metric.decimals
+    pooled = pool(rows, name)
+    scores = ", ".join(f"{row[name]:.{decimals}f}" for row in rows)
+    over = "images" if len(rows) == 1 else f"{len(rows)} seeds: {scores}"
+    detail = f"95 % interval {pooled['low']:.{decimals}f} to {pooled['high']:.{decimals}f} over {over}"
+    return Cell(f"{pooled[name]:.{decimals}f}", "ours", detail)
 
 
 def _show_audit(summaries: list[dict[str, Any]]) -> Cell:

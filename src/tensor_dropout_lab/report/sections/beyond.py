@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from tensor_dropout.metrics.detection import SIGNALS
+from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
@@ -26,7 +27,6 @@ from tensor_dropout_lab.report.sections.runs import (
     show_score,
 )
 
-_METRICS = {"accuracy": "Accuracy in %", "nll": "Negative log-likelihood", "ece": "Expected calibration error in %"}
 _SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets; of two seeds both."
 
 
@@ -36,7 +36,8 @@ def build_conditions(experiment: str, bases: Bases, figures: Path) -> Section:
     for preset, size in SIZES.items():
         own = find_runs(experiment, bases, preset)
         for metric in describe_experiment(experiment)["metrics"]:
-            caption = f"{_METRICS[metric]}, {size}"
+            title = find_metric(metric).describe()
+            caption = f"{title[0].upper()}{title[1:]}, {size}"
             tables.append(_tabulate(own, metric, caption, label_of(experiment, preset)))
     return open_section(experiment, bases, tables=tables)
 

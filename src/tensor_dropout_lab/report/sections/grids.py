@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.experiments.cells import Found
 from tensor_dropout_lab.experiments.recipes import Cell as RunCell
 from tensor_dropout_lab.experiments.recipes import describe_experiment
@@ -21,8 +22,6 @@ from tensor_dropout_lab.report.sections.runs import (
     open_section,
     show_score,
 )
-
-METRICS = {"accuracy": "accuracy in %", "mae": "mean absolute error in years"}
 
 
 def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
@@ -62,7 +61,8 @@ def _point(cell: RunCell, found: Found) -> drawings.Point:
 def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
     """Tables of what the held-out images say."""
     metric = describe_experiment(experiment)["metrics"][0]
-    what = f"{METRICS[metric]} on held-out training {'images' if metric == 'accuracy' else 'scans'}"
+    examples = "images" if metric == "accuracy" else "scans"
+    what = f"{find_metric(metric).describe('years')} on held-out training {examples}"
     tables = [
         _tabulate(runs, "validation", f"{what}, {size}", label_of(experiment, preset), metric)
         for preset, size in SIZES.items()
@@ -120,7 +120,7 @@ def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table
         own = Runs(runs.recipe, [each for each in runs.found if each[0].point[key] == value])
         seconds = Cell(f"{sum(result['seconds'] for result in own.results()):.0f}" if own.results() else "", "ours")
         rows.append([Cell(name_value(value)), show_score(own, metric, part), seconds])
-    columns = [name_key(key), METRICS[metric], "seconds of training"]
+    columns = [name_key(key), find_metric(metric).describe("years"), "seconds of training"]
     return Table(f"{runs.recipe.row}: {caption}", columns, rows, label=label)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tensor_dropout.metrics.registry import find_main
 from tensor_dropout_lab.experiments.cells import Found
 from tensor_dropout_lab.experiments.recipes import VARIANT, describe_experiment
 from tensor_dropout_lab.report import drawings
@@ -106,7 +107,7 @@ def _read_levels(found: Found, family: str) -> dict[float, float]:
     if found.state != "done" or not found.evaluation:
         return {}
     rows = found.evaluation["summary"].get("noise", [])
-    return {row["level"]: row["mae"] for row in rows if row["corruption"] == family}
+    return {row["level"]: row[find_main(row).name] for row in rows if row["corruption"] == family}
 
 
 def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any]) -> list[dict[str, Any]]:
@@ -115,11 +116,12 @@ def _pool_levels(summaries: list[dict[str, Any]], family: str, folds: list[Any])
         {None: each["clean"], **{row["level"]: row for row in each["noise"] if row["corruption"] == family}}
         for each in summaries
     ]
-    metric = "accuracy" if "accuracy" in summaries[0]["clean"] else "mae"
+    metric = find_main(summaries[0]["clean"]).name
     shared = [level for level in per_run[0] if all(level in run for run in per_run)]
     return [{"level": level, **pool([run[level] for run in per_run], metric, folds)} for level in shared]
 
 
 def _show(row: Mapping[str, Any]) -> Cell:
     detail = f"95 % interval {row['low']:.2f} to {row['high']:.2f}, {row['runs']} run{'s' * (row['runs'] > 1)}"
-    return Cell(f"{row['mae']:.2f}" if "mae" in row else f"{row['accuracy']:.1f}", "ours", detail)
+    metric = find_main(row)
+    return Cell(f"{row[metric.name]:.{metric.decimals}f}", "ours", detail)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from tensor_dropout.metrics.registry import METRICS, main_metric
 from tensor_dropout_lab.evaluation.intervals import proportion_interval, seed_interval
 from tensor_dropout_lab.experiments.cells import Found, find_cell
 from tensor_dropout_lab.experiments.recipes import Cell as RunCell
@@ -93,7 +94,10 @@ def _find_whole(cell: RunCell, base: Path) -> Found:
 
 
 _METRICS = ("accuracy", "top5", "nll", "ece", "mae")
-_MAIN = {"accuracy", "mae"}
+"""Those that a table shows: a record of a training must have a number for each of them that it has."""
+_SHARES = {metric.name for metric in METRICS if metric.is_share}
+_ERRORS = {metric.name for metric in METRICS if metric.unit == "target"}
+_MAIN = {main_metric(task).name for task in ("classification", "regression")}
 
 
 def find_fault(result: Mapping[str, Any] | None) -> str | None:
@@ -190,7 +194,7 @@ def show_number(values: Sequence[float], metric: str, examples: int | None, part
         detail = f"{len(values)} seeds: {listed}; 95 % interval {low:.2f} to {high:.2f}"
         spread = f"({listed})" if len(values) == 2 else f"± {(high - low) / 2:.2f} ({len(values)})"
         return Cell(f"{mean:.2f} {spread}", "ours", detail)
-    if metric in ("accuracy", "top5") and examples:
+    if metric in _SHARES and examples:
         low, high = proportion_interval(round(mean / 100 * examples), examples)
         detail = f"one seed, {examples} {part} images: 95 % interval {100 * low:.2f} to {100 * high:.2f}"
         return Cell(f"{mean:.2f} [{100 * low:.1f}, {100 * high:.1f}]", "ours", detail)
@@ -230,12 +234,12 @@ def pool(rows: Sequence[Mapping[str, Any]], metric: str, groups: Sequence[Any] |
     mean = float(np.mean(values))
     if len(values) == 1:
         low, high = rows[0]["low"], rows[0]["high"]
-    elif metric == "mae" and min(values) > 0:
+    elif metric in _ERRORS and min(values) > 0:
         low, high = _ratio_interval(values)
     else:
         low, high = seed_interval(values)
         low = max(low, 0.0)  # Student's t knows no limits
-        high = min(high, 100.0) if metric == "accuracy" else high
+        high = min(high, 100.0) if metric in _SHARES else high
     return {metric: mean, "low": low, "high": high, "runs": len(rows)}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 
+from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.evaluation.intervals import difference_interval
 from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
@@ -23,7 +24,6 @@ from tensor_dropout_lab.report.sections.runs import (
     show_score,
 )
 
-UNITS = {"accuracy": "accuracy, %", "top5": "top-5, %", "mae": "MAE, years"}
 _NOTE = (
     "Several seeds: mean ± half of the 95 % interval (Student's t), and the number of seeds in brackets; of two, both. "
     "One seed: the 95 % interval over test images (Wilson), for accuracies. Miniatures are of other data: compare "
@@ -51,7 +51,8 @@ def build_scores(
     sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
     printed_any = any(runs.recipe.printed for runs in sizes["paper"])
     sources = [*(["paper"] if printed_any else []), *SIZES.values()]
-    columns = ["", *(f"{UNITS[metric]}, {source}" for metric in said["metrics"] for source in sources)]
+    heads = [find_metric(metric).head("years") for metric in said["metrics"]]
+    columns = ["", *(f"{head}, {source}" for head in heads for source in sources)]
     miniatures = {runs.recipe.name: runs for runs in sizes["quick"]}
     rows = []
     for runs in sizes["paper"]:
