@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import tensor_dropout as td
 from tensor_dropout import files
 from tensor_dropout_lab import cli
-from tensor_dropout_lab.cli.predict import _find_units as find_units
-from tensor_dropout_lab.cli.predict import format_uncertain
-from tensor_dropout_lab.data.nifti import read_input
+from tensor_dropout_lab.data.nifti import ScanReader
+from tensor_dropout_lab.data.nifti.volumes import read_input
 from tensor_dropout_lab.explanation import Explanation, enlarge, explain, find_peak, merge_head
 from tensor_dropout_lab.explanation_figures import draw_explanation, slice_volume, view_picture
+from tensor_dropout_lab.file_predictions import format_uncertain
 from tensor_dropout_lab.nets import HEADS, build_net
 from training_runs import run
 
@@ -566,6 +566,10 @@ def test_what_was_written_before_a_bad_file_is_whole(scans, trained, tmp_path):
     assert "Error: predict: 1 of 2 files could not be predicted: " in result.output.splitlines()[-1]
     assert sorted(path.name for path in out.iterdir()) == ["predictions.csv", "sub-00_T1w.json", "sub-00_T1w.png"]
     assert read_record(out / "sub-00_T1w.json")["prediction"]["age"] > 0
+
+
+def find_units(root, table, targets):
+    return ScanReader((1, 8, 8, 8), {"table": table}, root, {}).find_units(targets)
 
 
 def test_units_are_those_that_are_stated(tmp_path):

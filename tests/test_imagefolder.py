@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.batches import Batches
-from tensor_dropout_lab.data.imagefolder import decode_picture, draw_box, read_input
+from tensor_dropout_lab.data.imagefolder import PictureReader, decode_picture, draw_box
 from tensor_dropout_lab.evaluation.evaluate import measure_scale, take_examples
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
@@ -80,7 +80,8 @@ def test_a_picture_of_16_bits_is_as_bright_as_one_of_8(folder):
     test = load(folder).test
     few, many = (test.read(test.names.index(f"val/n01/{name}.png")) for name in ("a8", "b16"))
     assert torch.equal(few, many)
-    few, many = (read_input(folder / "val" / "n01" / f"{name}.png", (3, 16, 16), {}) for name in ("a8", "b16"))
+    reader = PictureReader((3, 16, 16), {}, None, {})
+    few, many = (reader.read(folder / "val" / "n01" / f"{name}.png") for name in ("a8", "b16"))
     assert torch.equal(few, many)
 
 
@@ -88,7 +89,7 @@ def test_a_picture_of_16_bits_is_as_bright_as_one_of_8(folder):
 def test_a_picture_whose_white_is_unknown_is_refused(tmp_path, dtype, kind):
     Image.fromarray(np.arange(100).reshape(10, 10).astype(dtype)).save(tmp_path / "a.tif")
     with pytest.raises(TensorDropoutError, match=rf"a\.tif cannot be read .*{kind} numbers.*save it with 8 or 16 bits"):
-        read_input(tmp_path / "a.tif", (3, 16, 16), {})
+        PictureReader((3, 16, 16), {}, None, {}).read(tmp_path / "a.tif")
 
 
 def test_hidden_files_and_folders_are_left_out_and_inner_folders_taken(folder):

@@ -18,9 +18,8 @@ from torch.utils.data import DataLoader
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import StreamSplit, TensorSplit, load_data
 from tensor_dropout_lab.data.nifti import cache as module
-from tensor_dropout_lab.data.nifti import read_input
 from tensor_dropout_lab.data.nifti.scans import find_place, find_row
-from tensor_dropout_lab.data.nifti.volumes import resample_volume
+from tensor_dropout_lab.data.nifti.volumes import read_input, resample_volume
 
 nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
 

@@ -16,7 +16,7 @@ from torch import nn
 import tensor_dropout as td
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
 from tensor_dropout_lab.evaluation.evaluate import Settings
-from tensor_dropout_lab.experiments import describe, load_experiment, synthetic
+from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment, synthetic
 from tensor_dropout_lab.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import (
     ROOT,
@@ -180,7 +180,8 @@ def test_an_experiment_says_where_it_is_in_the_paper_and_what_its_miniature_is(e
     about = describe_experiment(experiment)
     assert about["reference"].startswith(WHERE[experiment] + ":")
     assert describe(experiment) == about["reference"]
-    assert set(load_experiment(experiment).PRESETS) == set(PRESETS)
+    assert set(EXPERIMENTS[experiment].presets) == set(PRESETS)
+    assert callable(load_experiment(experiment).run)
     for recipe in load_recipes(experiment, "quick"):
         assert recipe.settings["label"].startswith("miniature: ")
         simulated = experiment.startswith(("synthetic", "mri"))

@@ -158,7 +158,7 @@ def test_run_writes_records_figures_and_summary_and_does_not_repeat_itself(tmp_p
     assert "simulated" in (tmp_path / name / "summary.md").read_text()
     monkeypatch.setattr(synthetic, "train_stage", None)  # would fail if anything were trained again
     load_experiment(name).run(name, "quick", tmp_path, 0)
-    assert EXPERIMENTS[name].endswith("synthetic")
+    assert EXPERIMENTS[name].module.endswith("synthetic")
 
 
 def test_the_gap_is_that_of_the_curves():

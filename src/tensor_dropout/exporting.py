@@ -156,10 +156,6 @@ def export_merged(network: nn.Module, example: Tensor, path: Path) -> float:
         return _difference(_run(merged, example), expected)
 
 
-EXPORTS = {"onnx": export_onnx, "pt2": export_program, "merged": export_merged}
-"""What ``tensor-dropout export --to`` offers."""
-
-
 @torch.no_grad()
 def _run(network: nn.Module, example: Tensor) -> Tensor:
     """The output of a network, or the first of several; refused if it cannot be compared."""

@@ -1,21 +1,11 @@
 """``tensor-dropout convert``: a trained network becomes a tensor-dropout network."""
 
-import enum
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.files import save
-from tensor_dropout.layers.dropout import TensorDropout
-from tensor_dropout.surgery.curve import rank_curve
-from tensor_dropout.surgery.report import Trial
-from tensor_dropout.surgery.search import measure_accuracy
-from tensor_dropout.surgery.tensorize import tensorize_
-from tensor_dropout_lab.cli.export import find_file
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.options import (
     Arch,
@@ -23,23 +13,19 @@ from tensor_dropout_lab.cli.options import (
     InputShape,
     Model,
     ModelArguments,
+    find_file,
     make_example,
+    one_of,
     parse_rank,
     parse_shape,
 )
-from tensor_dropout_lab.data import DATASETS, load_data
-from tensor_dropout_lab.data.base import Data
-from tensor_dropout_lab.data.batches import Batches
-from tensor_dropout_lab.figures import draw_figure, require_matplotlib, save_figure
-from tensor_dropout_lab.network_loading import read_network
+from tensor_dropout_lab.data import DATASETS
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.data.batches import Batches
 
 
-class Factorization(enum.StrEnum):
-    """The formats of the weight."""
-
-    tucker = "tucker"
-    cp = "cp"
-    tt = "tt"
+FACTORIZATIONS = ("tucker", "cp", "tt")
 
 
 def convert(
@@ -49,7 +35,7 @@ def convert(
     model: Model = None,
     model_arguments: ModelArguments = "{}",
     input_shape: InputShape = None,
-    factorization: Annotated[Factorization, typer.Option(help="The format of the weight.")] = Factorization.tucker,
+    factorization: Annotated[str, one_of(FACTORIZATIONS, "The format of the weight.")] = "tucker",
     rank: Annotated[
         str | None,
         typer.Option(
@@ -91,6 +77,12 @@ def convert(
       tensor-dropout convert digits.safetensors --curve --data digits -o curve
     """
     with report_failure("convert", "nothing was written"):
+        from tensor_dropout.files import save
+        from tensor_dropout.layers.dropout import TensorDropout
+        from tensor_dropout.surgery.tensorize import tensorize_
+        from tensor_dropout_lab.network_loading import read_network
+        from tensor_dropout_lab.rank_curve import draw_rank_curve
+
         network = read_network(
             find_file(checkpoint),
             arch=arch,
@@ -109,12 +101,14 @@ def convert(
         shape = parse_shape(input_shape) or (validation.data.input_shape if validation is not None else None)
         example = make_example(network, shape)
         if curve:
-            _draw_curve(network, example, validation, str(factorization), out)
+            assert validation is not None
+            for line in draw_rank_curve(network, example, validation, factorization, out):
+                typer.echo(line)
             return
         report = tensorize_(
             network,
             example,
-            factorization=str(factorization),  # type: ignore[arg-type]
+            factorization=factorization,  # type: ignore[arg-type]
             rank=parse_rank(rank),
             max_parameters=max_parameters,
             max_error=max_error,
@@ -128,7 +122,10 @@ def convert(
         typer.echo(f"Wrote:\n  {out}")
 
 
-def _load_validation(name: str | None, root: Path | None) -> Batches:
+def _load_validation(name: str | None, root: Path | None) -> "Batches":
+    from tensor_dropout_lab.data import load_data
+    from tensor_dropout_lab.data.batches import Batches
+
     if name is None:
         raise TensorDropoutError("--curve and --max-accuracy-loss need --data, such as --data digits")
     data = load_data(name, root=root)
@@ -137,53 +134,3 @@ def _load_validation(name: str | None, root: Path | None) -> Batches:
     if data.validation is None:
         raise TensorDropoutError(f"{name} has no validation part; the test part chooses nothing")
     return Batches(data, data.validation)
-
-
-def _draw_curve(network: Any, example: Any, validation: Batches | None, factorization: str, out: Path) -> None:
-    """Accuracy over rank on validation data, as a figure and as JSON."""
-    assert validation is not None
-    require_matplotlib()
-    trials = rank_curve(
-        network,
-        example,
-        lambda changed: measure_accuracy(changed, validation),
-        factorization=factorization,  # type: ignore[arg-type]
-    )
-    unchanged = measure_accuracy(network, validation)
-    record = {
-        "data": validation.data.name,
-        "part": "validation",
-        "simulated": validation.data.simulated,
-        "unchanged_accuracy": unchanged,
-        "trials": [vars(trial) for trial in trials],
-    }
-    target = out.with_name(f"{out.name}.json")
-    with replacing(target) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    written = [target, *plot_curve(trials, unchanged, validation.data, out)]
-    for trial in trials:
-        typer.echo(
-            f"rank {'×'.join(map(str, trial.rank)):>16}  parameters {trial.parameters:>10,}  error of the weight "
-            f"{trial.relative_error:.3f}  accuracy {100 * (trial.accuracy or 0):.2f} %"
-        )
-    typer.echo(f"unchanged network: {100 * unchanged:.2f} %; validation part of {validation.data.name}.\nWrote:")
-    for path in written:
-        typer.echo(f"  {path}")
-
-
-def plot_curve(trials: list[Trial], unchanged: float, data: Data, stem: Path) -> list[Path]:
-    """Accuracy over the largest rank."""
-    with draw_figure() as figure:
-        axes = figure.add_subplot()
-        accuracy = [100 * (trial.accuracy or 0.0) for trial in trials]
-        axes.plot(
-            [max(trial.rank) for trial in trials], accuracy, marker="o", color="#0072B2", label="cut at this rank"
-        )
-        axes.axhline(100 * unchanged, color="#666666", linestyle="--", label="the network as it was")
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("largest rank of the head")
-        simulated = "SIMULATED " if data.simulated else ""
-        axes.set_ylabel(f"accuracy on {simulated}{data.name}, validation (%)")
-        axes.set_title("Accuracy over rank, one trained network")
-        axes.legend(loc="lower right")
-        return save_figure(figure, stem)

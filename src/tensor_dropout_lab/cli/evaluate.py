@@ -4,13 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout_lab.cli.failures import report_failure
-from tensor_dropout_lab.evaluation.protocol import Budget
-from tensor_dropout_lab.records import write_json
 
 
 def evaluate(
@@ -95,7 +92,10 @@ def evaluate(
       tensor-dropout evaluate FC_RUN_0 --ensemble FC_RUN_1 --ensemble FC_RUN_2 --protocol none
     """
     with report_failure("evaluate", "finished parts are kept; the same command goes on"):
+        from rich.console import Console
+
         from tensor_dropout_lab.evaluation.evaluate import Settings
+        from tensor_dropout_lab.evaluation.protocol import Budget
         from tensor_dropout_lab.evaluation.runs import evaluate_run
         from tensor_dropout_lab.evaluation.show import draw_evaluation, print_evaluation
 
@@ -150,9 +150,12 @@ def compare(
       tensor-dropout compare R_TRL/evaluation-exact FC_DROPOUT/evaluation-sample FC/evaluation-ensemble
     """
     with report_failure("compare", "nothing was written"):
+        from rich.console import Console
+
         from tensor_dropout_lab.evaluation.compare import compare_outcomes, tabulate_detection, tabulate_uncertainty
         from tensor_dropout_lab.evaluation.outcomes import read_outcomes
         from tensor_dropout_lab.evaluation.show import print_comparison, print_detection, print_uncertainty
+        from tensor_dropout_lab.records import write_json
 
         if len(folders) < 2:
             raise TensorDropoutError("compare: two evaluations at least are expected, got one")

@@ -1,13 +1,11 @@
 """``tensor-dropout export``: a network for deployment."""
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.exporting import EXPORTS
+from tensor_dropout.export_formats import EXPORTS, check_ending
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.options import (
     Arch,
@@ -15,30 +13,20 @@ from tensor_dropout_lab.cli.options import (
     InputShape,
     Model,
     ModelArguments,
+    find_file,
     make_example,
+    one_of,
     parse_shape,
 )
-from tensor_dropout_lab.network_loading import read_network
-
-
-class Target(enum.StrEnum):
-    """What can be written."""
-
-    onnx = "onnx"
-    pt2 = "pt2"
-    merged = "merged"
-
-
-ENDINGS = {Target.onnx: ".onnx", Target.pt2: ".pt2", Target.merged: ".safetensors"}
-"""What the file of each target is called; any other ending but those of the others is as good."""
 
 
 def export(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")],
     to: Annotated[
-        Target, typer.Option(help="onnx; pt2: a torch.export program; merged: plain torch weights (.safetensors).")
-    ] = Target.onnx,
+        str,
+        one_of(EXPORTS, "; ".join(f"{entry.name}: {entry.summary} ({entry.ending})" for entry in EXPORTS.values())),
+    ] = "onnx",
     arch: Arch = None,
     model: Model = None,
     model_arguments: ModelArguments = "{}",
@@ -58,34 +46,14 @@ def export(
       tensor-dropout export run.safetensors --to merged -o plain.safetensors
     """
     with report_failure("export", "nothing was written"):
+        from tensor_dropout_lab.network_loading import read_network
+
         check_ending(out, to)
         shape = parse_shape(input_shape)
         network = read_network(
             find_file(checkpoint), arch=arch, factory=model, factory_arguments=model_arguments, input_shape=shape
         ).eval()
-        difference = EXPORTS[str(to)](network, make_example(network, shape), out)
+        difference = EXPORTS[to].write(network, make_example(network, shape), out)
         typer.echo(
             f"Outputs differ from the network's by {difference:.1e} (relative, two random inputs).\nWrote:\n  {out}"
         )
-
-
-def find_file(checkpoint: Path) -> Path:
-    """The file of a checkpoint: of the folder of a run, its network."""
-    if not checkpoint.is_dir():
-        return checkpoint
-    model = checkpoint / "model.safetensors"
-    if not model.is_file():
-        raise TensorDropoutError(
-            f"{checkpoint} is a folder without model.safetensors; give the folder of a finished run, or a file"
-        )
-    return model
-
-
-def check_ending(out: Path, to: Target) -> None:
-    """Refuse a file name that says another format."""
-    for target, ending in ENDINGS.items():
-        if out.suffix.lower() == ending and target is not to:
-            raise TensorDropoutError(
-                f"--to {to} does not write a file such as {out}; call it {out.with_suffix(ENDINGS[to]).name}, or pass "
-                f"--to {target}"
-            )

@@ -1,13 +1,18 @@
 """Options that several commands share, and how they are read."""
 
-from pathlib import Path
-from typing import Annotated, Any
+from __future__ import annotations
 
-import torch
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.nets import NETS
+
+if TYPE_CHECKING:
+    import torch
 
 Checkpoint = Annotated[
     Path, typer.Argument(help="A file of td.save, or a state dict: .safetensors, or .pt of torch.save.")
@@ -23,6 +28,29 @@ ModelArguments = Annotated[str, typer.Option(help="The factory's keyword argumen
 InputShape = Annotated[
     str | None, typer.Option("--input", help="The shape of one input: 3,224,224.", show_default=False)
 ]
+
+
+def one_of(names: Collection[str], help: str) -> Any:
+    """An option that takes one of these names; anything else is bad usage."""
+
+    def check(value: str | None) -> str | None:
+        if value is not None and value not in names:
+            raise typer.BadParameter(f"{value!r} is not one of {', '.join(names)}.")
+        return value
+
+    return typer.Option(help=help, metavar=f"[{'|'.join(names)}]", callback=check)
+
+
+def find_file(checkpoint: Path) -> Path:
+    """The file of a checkpoint: of the folder of a run, its network."""
+    if not checkpoint.is_dir():
+        return checkpoint
+    model = checkpoint / "model.safetensors"
+    if not model.is_file():
+        raise TensorDropoutError(
+            f"{checkpoint} is a folder without model.safetensors; give the folder of a finished run, or a file"
+        )
+    return model
 
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
@@ -54,6 +82,8 @@ def parse_rank(text: str | None) -> Any:
 
 def make_example(network: torch.nn.Module, shape: tuple[int, ...] | None) -> torch.Tensor:
     """Two random inputs for a network; our own networks know their shape."""
+    import torch
+
     shape = shape or getattr(network, "input_shape", None)
     if shape is None:
         raise TensorDropoutError("say the shape of one input with --input, such as 3,224,224")

@@ -6,26 +6,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment
-from tensor_dropout_lab.experiments.recipes import list_experiments
 
 ALL = "all"
 
 
 def _show_reproduce_help(context: typer.Context, asked: bool) -> None:
-    """The ordinary help, and the experiments, which are imported only here and when they run."""
+    """The ordinary help, and the experiments."""
     if not asked:
         return
+    from rich.console import Console
+    from rich.table import Table
+
     typer.echo(context.get_help())
     table = Table("experiment", "what it is", "presets", title="Experiments", title_justify="left")
-    for name in EXPERIMENTS:
-        table.add_row(name, describe(name), ", ".join(load_experiment(name).PRESETS))
+    for name, entry in EXPERIMENTS.items():
+        table.add_row(name, describe(name), ", ".join(entry.presets))
     table.add_row(ALL, "everything of the paper, then the report", "quick, paper")
     console = Console()
     console.print(table)
@@ -80,7 +80,7 @@ def reproduce(
     """
     for name in names:
         _check_name(name, preset)
-    if len(names) > 1 and (alone := [name for name in names if name == ALL or not _has_recipes(name)]):
+    if len(names) > 1 and (alone := [name for name in names if not _has_recipes(name)]):
         raise typer.BadParameter(f"{alone[0]} is run alone: give one name, or only rows and tables", param_hint="NAME")
     base = out or Path("out", "reproduce", preset)
     name = names[0]
@@ -110,26 +110,23 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _has_recipes(name: str) -> bool:
-    """Whether its runs can be mixed with those of others."""
-    return EXPERIMENTS[name.partition("/")[0]].endswith(".paper")
-
-
 def _check_name(name: str, preset: str) -> None:
-    experiment = name.partition("/")[0]
+    experiment, _, recipe = name.partition("/")
     if name != ALL and experiment not in EXPERIMENTS:
         near = get_close_matches(experiment, [*EXPERIMENTS, ALL], n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(EXPERIMENTS)}, {ALL}."
         raise typer.BadParameter(f"there is no experiment {name!r}; {hint}", param_hint="NAME")
-    if "/" in name and getattr(load_experiment(experiment), "RUN_AS_A_WHOLE", False):
-        raise typer.BadParameter(
-            f"{experiment} is run as a whole: leave {name.partition('/')[2]!r} out", param_hint="NAME"
-        )
-    presets = ("quick", "paper") if name == ALL else tuple(load_experiment(experiment).PRESETS)
+    if recipe and not EXPERIMENTS[experiment].has_recipes:
+        raise typer.BadParameter(f"{experiment} is run as a whole: leave {recipe!r} out", param_hint="NAME")
+    presets = ("quick", "paper") if name == ALL else EXPERIMENTS[experiment].presets
     if preset not in presets:
         raise typer.BadParameter(
             f"{name} has no preset {preset!r}; it has: {', '.join(presets)}.", param_hint="--preset"
         )
+
+
+def _has_recipes(name: str) -> bool:
+    return name != ALL and EXPERIMENTS[name.partition("/")[0]].has_recipes
 
 
 def _run_one(name: str, preset: str, base: Path, seed: int, options: dict[str, Any]) -> list[Path]:
@@ -138,14 +135,17 @@ def _run_one(name: str, preset: str, base: Path, seed: int, options: dict[str, A
 
 def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> tuple[list[Path], int]:
     """The paper's experiments, all networks in one sweep, then the report."""
+    from rich.console import Console
+
     from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_place, run_cells
+    from tensor_dropout_lab.experiments.recipes import list_experiments
 
     names = list_experiments()
     place = make_place(base, options)
-    cells = [cell for name in names if not name.startswith("synthetic") for cell in list_cells(name, preset, seed)]
+    cells = [cell for name in names if _has_recipes(name) for cell in list_cells(name, preset, seed)]
     check_data(cells, place)
     for name in names:
-        if name.startswith("synthetic"):
+        if not _has_recipes(name):
             _run_one(name, preset, base, seed, {})
     failed = run_cells(cells, place, console=Console(), **options)
     return write_report({preset: base}, base / "report"), failed

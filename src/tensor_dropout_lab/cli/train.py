@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
@@ -164,6 +162,9 @@ def ls(
 
     For example: tensor-dropout ls out/runs
     """
+    from rich.console import Console
+    from rich.table import Table
+
     from tensor_dropout_lab.training.runs import list_runs
 
     rows = list_runs(root)

@@ -22,6 +22,7 @@ from tensor_dropout.errors import TensorDropoutError
 
 if TYPE_CHECKING:
     from tensor_dropout_lab.data.base import Data as Data
+    from tensor_dropout_lab.data.base import FileReader
     from tensor_dropout_lab.data.base import Split as Split
     from tensor_dropout_lab.data.base import StreamSplit as StreamSplit
     from tensor_dropout_lab.data.base import TensorSplit as TensorSplit
@@ -56,8 +57,8 @@ class Source:
         summary: one line for ``--help``.
         function: the loader itself, of a registered data set.
         has_files: whether it is read from a folder of the user's, given by ``--root``.
-        predicts: endings of the files that ``tensor-dropout predict`` reads; see
-            :class:`~tensor_dropout_lab.file_predictions.FileData` for the functions that its module then has.
+        reader: the name of the class in its module that reads single files for ``tensor-dropout predict``, a
+            :class:`~tensor_dropout_lab.data.base.FileReader`; "" if there is none.
         defaults: what a training run uses where nothing else is set: tables of the config with their keys.
     """
 
@@ -66,7 +67,7 @@ class Source:
     summary: str
     function: Callable[..., Data] | None = None
     has_files: bool = False
-    predicts: tuple[str, ...] = ()
+    reader: str = ""
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def import_loader(self) -> Callable[..., Data]:
@@ -74,6 +75,10 @@ class Source:
         if self.function is not None:
             return self.function
         return cast("Callable[..., Data]", getattr(importlib.import_module(self.module), self.loader))
+
+    def import_reader(self) -> type[FileReader]:
+        """The class that reads single files."""
+        return cast("type[FileReader]", getattr(importlib.import_module(self.module), self.reader))
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,7 @@ DATASETS: dict[str, Source] = {
         "load_imagefolder",
         "pictures in folders named by class (ImageNet's layout)",
         has_files=True,
-        predicts=(".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm"),
+        reader="PictureReader",
         defaults={
             "net": {"name": "resnet50"},
             "run": {"epochs": 90, "batch": 256, "workers": 8},
@@ -128,7 +133,7 @@ DATASETS: dict[str, Source] = {
         "load_nifti",
         "a folder of NIfTI volumes (flat or BIDS) and a table with their targets",
         has_files=True,
-        predicts=(".nii", ".nii.gz"),
+        reader="ScanReader",
         defaults={
             "net": {"name": "resnet18"},
             "run": {"epochs": 60, "batch": 8},

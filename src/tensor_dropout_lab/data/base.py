@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch.utils.data import Dataset
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import Task
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.explanation_figures import View
 
 
 @dataclass(frozen=True, repr=False)
@@ -160,6 +164,40 @@ def name_targets(target: str | None, outputs: int) -> list[str]:
     """
     names = [target or "target"] if outputs == 1 else (target or "").split(", ")
     return names if len(names) == outputs else [str(k) for k in range(outputs)]
+
+
+class FileReader(Protocol):
+    """Reads single files for a network that was trained on a data set of files: ``tensor-dropout predict`` asks it.
+
+    Args:
+        input_shape: of the network.
+        options: those that the network's data was loaded with.
+        root: the folder of that data.
+        described: what the run says about its data.
+    """
+
+    endings: tuple[str, ...]
+    """Of the files it reads."""
+
+    def __init__(
+        self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
+    ) -> None: ...
+
+    def find(self, folder: Path) -> list[Path]:
+        """The files to predict in a folder."""
+        ...
+
+    def read(self, path: Path) -> Tensor:
+        """The network's input, (C, *size), prepared as in training."""
+        ...
+
+    def view(self, path: Path, x: Tensor, grid: Tensor) -> list[View]:
+        """The input x (1, C, *size) as it is drawn, under the contributions (*grid) of its positions."""
+        ...
+
+    def find_units(self, targets: Sequence[str]) -> dict[str, str]:
+        """The units of those targets that have a known one."""
+        ...
 
 
 # From stored numbers to network inputs.

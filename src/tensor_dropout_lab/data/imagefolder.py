@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -29,6 +29,8 @@ from tensor_dropout_lab.extras import import_extra
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+    from tensor_dropout_lab.explanation_figures import View
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
 LAYOUT = "Expected: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG (or .jpg, .png, .bmp, .webp), as ImageNet"
@@ -375,26 +377,47 @@ def _turn(picture: Image, file: Image) -> Image:
     return picture.transpose(turns[orientation]) if orientation in turns else picture
 
 
-def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]) -> Tensor:
-    """One picture as a network that was trained on such a folder takes it: (3, size, size), normalised.
+class PictureReader:
+    """Pictures for a network that was trained on such a folder: a :class:`FileReader`.
 
     Args:
-        path: the picture.
         input_shape: (3, size, size) of the network.
-        options: those that the network's data was loaded with.
-
-    Raises:
-        TensorDropoutError: if it cannot be read.
+        options: those that its data was loaded with.
+        root: not used.
+        described: not used.
     """
-    import_extra("PIL.Image", "imagefolder")
-    stream = PictureStream(
-        [path.name],
-        torch.zeros(1, dtype=torch.int64),
-        root=path.parent,
-        size=input_shape[1],
-        resize=options.get("resize", 256),
-    )
-    return _build_prepare(options.get("normalize", "channel"))(stream.read(0)[None])[0]
+
+    endings = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+
+    def __init__(
+        self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
+    ) -> None:
+        import_extra("PIL.Image", "imagefolder")
+        self.size, self.resize = input_shape[1], options.get("resize", 256)
+        self.prepare = _build_prepare(options.get("normalize", "channel"))
+
+    def find(self, folder: Path) -> list[Path]:
+        """The pictures in a folder and in those inside it, hidden ones left out."""
+        inside = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return sorted(path for path in inside if path.name.lower().endswith(self.endings))
+
+    def read(self, path: Path) -> Tensor:
+        """(3, size, size), normalised."""
+        return self.prepare(self._decode(path)[None])[0]
+
+    def view(self, path: Path, x: Tensor, grid: Tensor) -> list[View]:
+        """The pixels that the network sees."""
+        from tensor_dropout_lab.explanation_figures import view_picture
+
+        return view_picture(self._decode(path), grid)
+
+    def find_units(self, targets: Sequence[str]) -> dict[str, str]:
+        """None: pictures have classes."""
+        return {}
+
+    def _decode(self, path: Path) -> Tensor:
+        label = torch.zeros(1, dtype=torch.int64)
+        return PictureStream([path.name], label, root=path.parent, size=self.size, resize=self.resize).read(0)
 
 
 def draw_box(width: int, height: int, generator: torch.Generator) -> Box:

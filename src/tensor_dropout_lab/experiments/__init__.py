@@ -1,40 +1,61 @@
 """Experiments by name: what ``tensor-dropout reproduce NAME`` runs.
 
-An experiment is a module with a ``SUMMARY``, some ``PRESETS`` and a function ``run`` (see :class:`Experiment`). It is
-imported when it is asked for; one module may serve several names.
+:data:`EXPERIMENTS` has an entry for each. The module that runs it is imported when it is asked for; one module may run
+several experiments.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.experiments.recipes import describe_experiment, list_experiments, suggest
 
-EXPERIMENTS: dict[str, str] = {
-    name: f"{__name__}.{'synthetic' if name.startswith('synthetic') else 'paper'}" for name in list_experiments()
-} | {"digits": "tensor_dropout_lab.experiments.digits"}
-"""Name of the experiment -> the module that runs it; those of the paper in its order, then our own."""
+
+@dataclass(frozen=True)
+class Entry:
+    """An experiment.
+
+    Attributes:
+        module: what runs it, an :class:`Experiment`.
+        summary: one line for ``reproduce --help``; of the paper's experiments their recipes say it.
+        presets: the names of its settings.
+        has_recipes: whether single recipes of it can be run, also beside those of others.
+    """
+
+    module: str
+    summary: str = ""
+    presets: tuple[str, ...] = ("quick", "paper")
+    has_recipes: bool = False
+
+
+def _enter(name: str) -> Entry:
+    if name.startswith("synthetic"):
+        return Entry(f"{__name__}.synthetic")
+    return Entry(f"{__name__}.paper", has_recipes=True)
+
+
+EXPERIMENTS: dict[str, Entry] = {name: _enter(name) for name in list_experiments()} | {
+    "digits": Entry(
+        f"{__name__}.digits",
+        "FC, TRL and R-TRL heads on scikit-learn's digits: accuracy, clean and under Gaussian noise",
+    )
+}
+"""Name -> entry of the experiment; those of the paper in its order, then our own."""
 
 
 class Experiment(Protocol):
-    """What a module in ``EXPERIMENTS`` must offer."""
-
-    SUMMARY: str
-    """One line for ``reproduce --help``, of an experiment that is not the paper's."""
-
-    PRESETS: Mapping[str, Any]
-    """The settings by name; "quick" and "paper" at least."""
+    """What the module of an entry must offer."""
 
     def run(self, name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
         """Run the experiment with a progress bar, and return the files that were written.
 
         Args:
             name: the name under which it was asked for.
-            preset: one of ``PRESETS``.
+            preset: one of its presets.
             out: the folder of all experiments of this preset; this one's is a folder in it. Runs that are already
                 there with equal settings are not repeated.
             seed: the first seed.
@@ -50,9 +71,7 @@ def describe(name: str) -> str:
         >>> describe("cifar100")
         'Table 4: ResNet-18 with six heads'
     """
-    if name in list_experiments():
-        return str(describe_experiment(name)["reference"])
-    return load_experiment(name).SUMMARY
+    return EXPERIMENTS[name].summary or str(describe_experiment(name)["reference"])
 
 
 def load_experiment(name: str) -> Experiment:
@@ -63,10 +82,10 @@ def load_experiment(name: str) -> Experiment:
 
     Example:
         >>> from tensor_dropout_lab.experiments import load_experiment
-        >>> sorted(load_experiment("cifar100/fc").PRESETS)
-        ['paper', 'quick']
+        >>> load_experiment("cifar100/fc").__name__
+        'tensor_dropout_lab.experiments.paper'
     """
     experiment = name.partition("/")[0]
     if experiment not in EXPERIMENTS:
         raise TensorDropoutError(f"reproduce: there is no experiment {name!r}; {suggest(experiment, EXPERIMENTS)}")
-    return cast(Experiment, importlib.import_module(EXPERIMENTS[experiment]))
+    return cast(Experiment, importlib.import_module(EXPERIMENTS[experiment].module))

@@ -36,9 +36,6 @@ from tensor_dropout_lab.extras import import_extra
 from tensor_dropout_lab.figures import LOOKS, draw_figure, require_matplotlib, save_figure
 from tensor_dropout_lab.records import describe_environment, read_finished, write_json
 
-SUMMARY = "FC, TRL and R-TRL heads on scikit-learn's digits: accuracy, clean and under Gaussian noise"
-
-RUN_AS_A_WHOLE = True
 HEADS = ("fc", "fc-flat", "trl", "rtrl")
 CLASSES = 10
 

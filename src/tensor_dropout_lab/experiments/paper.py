@@ -16,9 +16,6 @@ from tensor_dropout_lab.experiments.sweep import group_cells, run_sweep
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.training.processes import choose_device
 
-SUMMARY = "tables and figures of the paper, by recipes"
-PRESETS = {"quick": None, "paper": None}
-
 
 def list_cells(name: str, preset: str, seed: int = 0) -> list[Cell]:
     """The cells of an experiment, or of one recipe of it ("cifar100/fc").

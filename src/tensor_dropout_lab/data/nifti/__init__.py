@@ -6,15 +6,6 @@ file, so that the second start is fast.
 """
 
 from tensor_dropout_lab.data.nifti.loading import load_nifti
-from tensor_dropout_lab.data.nifti.scans import find_files, list_kinds
-from tensor_dropout_lab.data.nifti.volumes import read_header, read_input, require_voxel, typical_voxel
+from tensor_dropout_lab.data.nifti.reading import ScanReader
 
-__all__ = [
-    "find_files",
-    "list_kinds",
-    "load_nifti",
-    "read_header",
-    "read_input",
-    "require_voxel",
-    "typical_voxel",
-]
+__all__ = ["ScanReader", "load_nifti"]

@@ -21,12 +21,6 @@ from tensor_dropout_lab.experiments.synthetic.training import Setting, train_sta
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.records import describe_environment, read_finished, write_json
 
-SUMMARY = (
-    "stochastic loss against its deterministic form, printed and exact (simulated data; paper, section 5.1); "
-    "preset paper takes 11 minutes for CP and 24 for Tucker on two cores"
-)
-
-RUN_AS_A_WHOLE = True
 STAGES = ("white", "correlated", "adam")
 
 

@@ -1,0 +1,368 @@
+"""What a trained network says about files, and where it looks: the work of ``tensor-dropout predict``."""
+
+import csv
+import hashlib
+import json
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tensor_dropout.atomic_files import replacing
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.files import load
+from tensor_dropout.layers.regression import randomized_layers
+from tensor_dropout.prediction import predict as predict_batch
+from tensor_dropout.progress import show_progress
+from tensor_dropout_lab.data import DATASETS
+from tensor_dropout_lab.data.base import FileReader, name_targets
+from tensor_dropout_lab.explanation import explain
+from tensor_dropout_lab.figures import require_matplotlib
+from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.training.runs import data_options, read_finished_run
+
+
+@dataclass(frozen=True)
+class FilePredictions:
+    """What came of predicting files.
+
+    Attributes:
+        lines: to print: an answer for each file that could be predicted.
+        written: the files that were written, the table first.
+        failures: the files that could not be predicted, with the reason.
+        count: how many files were asked for.
+    """
+
+    lines: list[str]
+    written: list[Path]
+    failures: dict[Path, str]
+    count: int
+
+    def raise_failures(self) -> None:
+        """Raise if a file could not be predicted.
+
+        Raises:
+            TensorDropoutError: with the first reason, and where the others are.
+        """
+        if self.failures:
+            raise TensorDropoutError(_describe_failures(self.failures, self.count, self.written[0]))
+
+
+def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = True) -> FilePredictions:
+    """Predict files with the network of a finished run, and write tables, records and pictures.
+
+    Args:
+        run: the folder of the run.
+        given: files like those it was trained on, or folders of them.
+        out: a folder; or a .csv file, for a table alone.
+        picture: whether to draw where the network looks.
+
+    Raises:
+        TensorDropoutError: if the run or ``out`` does not fit, there are no files, or the only file cannot be read.
+    """
+    is_table = out.suffix == ".csv"
+    if not is_table and out.exists() and not out.is_dir():
+        raise TensorDropoutError(f"predict: --out is a folder or a .csv file, and {out} is another file")
+    if picture and not is_table:
+        _require_matplotlib()
+    trained = _open_run(run)
+    paths = _list_files(given, trained.reader)
+    names = _name_results(paths)
+    environment = describe_environment()
+    answers: list[_Answer] = []
+    failures: dict[Path, str] = {}
+    written: list[Path] = []
+    with show_progress("files", len(paths)) as advance:
+        for path, name in zip(paths, names, strict=True):
+            advance.describe(path.name)
+            try:
+                x = trained.read(path)
+            except (TensorDropoutError, OSError) as error:
+                if len(paths) == 1:
+                    raise
+                failures[path] = str(error)
+                advance(1)
+                continue
+            answers.append(trained.ask(path, x))
+            if not is_table:
+                explanation, pictures = trained.draw(path, x, answers[-1], out / name) if picture else (None, [])
+                record = {**answers[-1].record, "explanation": explanation, "environment": environment}
+                write_json(out / f"{name}.json", record)
+                written += [out / f"{name}.json", *pictures]
+            advance(1)
+    if is_table or len(paths) > 1:
+        table = out if is_table else out / "predictions.csv"
+        rows = _list_rows(paths, answers, failures)
+        _write_table(table, rows if is_table else _add_records(rows, names))
+        written = [table, *written]
+    lines = [str(answer) for answer in answers]
+    if any(" ± " in answer.text for answer in answers):
+        lines.append("± is the spread over the masks, not the whole error: see the test errors of the run.")
+    return FilePredictions(lines, written, failures, len(paths))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What the network says about one file: a line to print, a row of the table, and a record."""
+
+    text: str
+    row: dict[str, Any]
+    record: dict[str, Any]
+    outputs: tuple["_Output", ...]
+
+    def __str__(self) -> str:
+        return f"{self.row['file']}: {self.text}"
+
+
+@dataclass(frozen=True)
+class _Output:
+    """One number of the network's answer whose map is drawn."""
+
+    index: int
+    name: str
+    title: str
+    quantity: str
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """The network of a finished run, and what its outputs mean.
+
+    Attributes:
+        reader: of files like those it was trained on.
+        network: in ``eval`` mode.
+        targets: names of the outputs of a regression; None for classes.
+        units: of those targets that have a known one.
+        classes: their names, or None.
+        model: run and fingerprint, for the record.
+    """
+
+    reader: FileReader
+    network: Any
+    targets: list[str] | None
+    units: dict[str, str]
+    classes: list[str] | None
+    model: dict[str, Any]
+
+    def read(self, path: Path) -> Tensor:
+        """(1, *input_shape), prepared as in training."""
+        x = self.reader.read(path)
+        return x[None].to(next(self.network.parameters()).dtype)
+
+    def ask(self, path: Path, x: Tensor) -> _Answer:
+        """What the network says about one file."""
+        return self._ask_class(path, x) if self.targets is None else self._ask_number(path, x, self.targets)
+
+    def _ask_number(self, path: Path, x: Tensor, targets: list[str]) -> _Answer:
+        mode = "exact" if len(randomized_layers(self.network)) == 1 else "mean"
+        prediction = predict_batch(self.network, x, mode=mode, task="regression")  # type: ignore[arg-type]
+        values = dict(zip(targets, prediction.mean[0].tolist(), strict=True))
+        deviations = None if prediction.std is None else dict(zip(targets, prediction.std[0].tolist(), strict=True))
+        said, outputs = [], []
+        for index, name in enumerate(targets):
+            unit = self.units.get(name)
+            number = format_uncertain(values[name], None if deviations is None else deviations[name])
+            said.append(f"{name} {number}{f' {unit}' if unit else ''}")
+            outputs.append(_Output(index, name, said[-1], f"{name} ({unit})" if unit else name))
+        row = {"file": str(path), **values}
+        row |= {f"{name}_std": deviation for name, deviation in (deviations or {}).items()}
+        record = {
+            "file": str(path),
+            "task": "regression",
+            "prediction": values,
+            "std": deviations,
+            "unit": {name: self.units.get(name) for name in targets},
+            "mode": mode,
+            "model": self.model,
+        }
+        return _Answer(", ".join(said), row, record, tuple(outputs))
+
+    def _ask_class(self, path: Path, x: Tensor) -> _Answer:
+        prediction = predict_batch(self.network, x, mode="mean", task="classification")
+        assert prediction.probs is not None
+        probabilities, order = prediction.probs[0].sort(descending=True, stable=True)
+        names = [self.classes[k] if self.classes else k for k in order.tolist()]
+        best, probability = names[0], float(probabilities[0])
+        text = f"class {best}, probability {probability:.4g}"
+        record = {
+            "file": str(path),
+            "task": "classification",
+            "prediction": best,
+            "probability": probability,
+            "top": [
+                {"class": name, "probability": share}
+                for name, share in zip(names[:5], probabilities[:5].tolist(), strict=True)
+            ],
+            "std": None,
+            "mode": "mean",
+            "model": self.model,
+        }
+        row = {"file": str(path), "class": best, "probability": probability}
+        output = _Output(int(order[0]), str(best), text, f"the logit of {best}")
+        return _Answer(text, row, record, (output,))
+
+    def draw(self, path: Path, x: Tensor, answer: _Answer, stem: Path) -> tuple[list[dict[str, Any]], list[Path]]:
+        """Draw the map of each output: what is in them, for the record, and the files."""
+        from tensor_dropout_lab.explanation_figures import describe_map, draw_explanation
+
+        found = explain(self.network, x)
+        described, pictures = [], []
+        for output in answer.outputs:
+            grid = found.contributions[0, ..., output.index].double()
+            bias, value = float(found.bias[output.index]), float(found.outputs[0, output.index])
+            ending = "" if len(answer.outputs) == 1 else "-" + re.sub(r"[^\w.-]+", "_", output.name)
+            target = stem.with_name(f"{stem.name}{ending}.png")
+            draw_explanation(
+                target,
+                self.reader.view(path, x, grid),
+                grid,
+                title=f"{path.name}: {output.title}",
+                quantity=output.quantity,
+                bias=bias,
+                output=value,
+            )
+            pictures.append(target)
+            described.append(
+                {
+                    "output": output.name,
+                    "contributions": grid.tolist(),
+                    "bias": bias,
+                    "value": value,
+                    "picture": target.name,
+                    "caption": describe_map(grid, output.quantity, bias, value),
+                }
+            )
+        return described, pictures
+
+
+def format_uncertain(value: float, deviation: float | None) -> str:
+    """``value ± deviation``, both to the second digit of the deviation; the value alone without one.
+
+    Example:
+        >>> format_uncertain(54.3127, 2.138), format_uncertain(1234.5, 210.0), format_uncertain(54.3127, None)
+        ('54.3 ± 2.1', '1234 ± 210', '54.31')
+    """
+    if deviation is None:
+        return f"{value:.4g}"
+    if not (math.isfinite(deviation) and deviation > 0):
+        return f"{value:.4g} ± {deviation:.4g}"
+    digits = max(0, 1 - math.floor(math.log10(deviation)))
+    return f"{value:.{digits}f} ± {deviation:.{digits}f}"
+
+
+def _require_matplotlib() -> None:
+    try:
+        require_matplotlib()
+    except TensorDropoutError as error:
+        raise TensorDropoutError(f"{error}, or predict without pictures: --no-picture") from error
+
+
+def _open_run(run: Path) -> _Trained:
+    try:
+        record, result = read_finished_run(run)
+    except json.JSONDecodeError as error:
+        raise TensorDropoutError(f"predict: a record of the run {run} is damaged ({error})") from error
+    settings = record["settings"]
+    name, options = settings["data.name"], data_options(settings)
+    readable = [name for name, source in DATASETS.items() if source.reader]
+    if name not in readable:
+        raise TensorDropoutError(
+            f"predict: files are those of {' or '.join(readable)}, and this run was trained on {name}; its predictions "
+            f"are in {run / 'predictions.csv'}"
+        )
+    path = run / "model.safetensors"
+    network: Any = load(path).eval()
+    targets = (
+        name_targets(result.get("target"), network.settings["outputs"]) if result["task"] == "regression" else None
+    )
+    reader = DATASETS[name].import_reader()(
+        tuple(network.input_shape), options, settings.get("data.root"), record.get("data", {})
+    )
+    return _Trained(
+        reader=reader,
+        network=network,
+        targets=targets,
+        units=reader.find_units(targets or []),
+        classes=result.get("classes"),
+        model={
+            "run": str(run),
+            "fingerprint": hashlib.sha256(path.read_bytes()).hexdigest()[:16],
+            "data": name,
+            "net": settings["net.name"],
+            "head": settings["net.head"],
+        },
+    )
+
+
+def _list_files(given: list[Path], reader: FileReader) -> list[Path]:
+    """The files named, and those in the folders named; of a folder of scans, what training would take of it."""
+    paths: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            paths += reader.find(path)
+        elif path.is_file():
+            paths.append(path)
+        else:
+            raise TensorDropoutError(f"there is no file {path}")
+    if not paths:
+        kinds = f"no scans or pictures that this network takes ({', '.join(reader.endings)})"
+        raise TensorDropoutError(f"there are {kinds} in {', '.join(map(str, given))}")
+    return paths
+
+
+def _name_results(paths: list[Path]) -> list[str]:
+    """A name for the results of each file: its own without the ending, and a number where two are alike.
+
+    Example:
+        >>> _name_results([Path("a/sub-01_T1w.nii.gz"), Path("b/cat.png"), Path("c/cat.jpg")])
+        ['sub-01_T1w', 'cat', 'cat-2']
+    """
+    names: dict[str, None] = {}
+    for path in paths:
+        stem = path.name.removesuffix(".gz").removesuffix(".nii") if ".nii" in path.suffixes else path.stem
+        name, number = stem, 2
+        while name in names:
+            name, number = f"{stem}-{number}", number + 1
+        names[name] = None
+    return list(names)
+
+
+def _list_rows(paths: list[Path], answers: list[_Answer], failures: dict[Path, str]) -> list[dict[str, Any]]:
+    """A row for each file in its order; if one failed, all have the column ``error``, which is empty for the others."""
+    if not failures:
+        return [answer.row for answer in answers]
+    given = iter(answers)
+    columns = dict.fromkeys(answers[0].row if answers else ["file"], "")
+    return [
+        {**columns, "file": str(path), "error": failures[path]}
+        if path in failures
+        else {**next(given).row, "error": ""}
+        for path in paths
+    ]
+
+
+def _add_records(rows: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """The rows with the column ``record`` behind the file: its JSON, whose name has a number where files are alike."""
+    return [
+        {"file": row["file"], "record": "" if row.get("error") else f"{name}.json", **row}
+        for row, name in zip(rows, names, strict=True)
+    ]
+
+
+def _describe_failures(failures: dict[Path, str], count: int, table: Path) -> str:
+    names = ", ".join(str(path) for path in list(failures)[:3]) + (", …" if len(failures) > 3 else "")
+    first = next(iter(failures.values()))
+    return (
+        f"predict: {len(failures)} of {count} files could not be predicted: {names}; the first because {first}; the "
+        f"reason of each is in the column error of {table}"
+    )
+
+
+def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
