@@ -164,9 +164,14 @@ def test_an_unknown_experiment_from_python():
 
 
 @pytest.mark.parametrize("missing", ["typer", "rich"])
-def test_without_the_extra(missing):
-    program = f"import sys; sys.modules[{missing!r}] = None; from tensor_dropout_lab.__main__ import main; main()"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+def test_without_the_extra(missing, tmp_path):
+    (tmp_path / "out").mkdir()
+    program = (
+        f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = ['ls']\n"
+        "from tensor_dropout_lab.__main__ import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "pip install 'tensor-dropout[lab]'" in result.stderr

@@ -26,6 +26,15 @@ def report_failure(command: str, advice: str) -> Iterator[None]:
     except TensorDropoutError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package.startswith("tensor_dropout"):
+            raise
+        typer.echo(
+            f"Error: {command}: {package} is not installed; install it with: pip install 'tensor-dropout[lab]'",
+            err=True,
+        )
+        raise typer.Exit(1) from None
     except OSError as error:
         typer.echo(f"Error: {command}: {error}", err=True)
         raise typer.Exit(1) from None

@@ -162,21 +162,24 @@ def ls(
 
     For example: tensor-dropout ls out/runs
     """
-    from rich.console import Console
-    from rich.table import Table
+    with report_failure("ls", "nothing was changed"):
+        from rich.console import Console
+        from rich.table import Table
 
-    from tensor_dropout_lab.training.runs import list_runs
+        from tensor_dropout_lab.training.runs import list_runs
 
-    rows = list_runs(root)
-    if not rows:
-        typer.echo(f"There are no runs under {root}.")
-        return
-    table = Table("run, and its folder", "epochs", "test", show_lines=True)
-    table.columns[0].overflow = "fold"  # a folder may be long; nothing is cut off
-    for row in rows:
-        what = f"{row['data']}, {row['net']}, {row['head']}, seed {row['seed']}"
-        scores = ", ".join(f"{score:.2f}" if score < 1e4 else f"{score:.4g}" for score in row["test"])
-        table.add_row(
-            f"{what}\n{row['folder']}", f"{row['epochs']} {row['state']}", f"{row['metric']} {scores}" if scores else ""
-        )
-    Console().print(table)
+        rows = list_runs(root)
+        if not rows:
+            typer.echo(f"There are no runs under {root}.")
+            return
+        table = Table("run, and its folder", "epochs", "test", show_lines=True)
+        table.columns[0].overflow = "fold"  # a folder may be long; nothing is cut off
+        for row in rows:
+            what = f"{row['data']}, {row['net']}, {row['head']}, seed {row['seed']}"
+            scores = ", ".join(f"{score:.2f}" if score < 1e4 else f"{score:.4g}" for score in row["test"])
+            table.add_row(
+                f"{what}\n{row['folder']}",
+                f"{row['epochs']} {row['state']}",
+                f"{row['metric']} {scores}" if scores else "",
+            )
+        Console().print(table)
