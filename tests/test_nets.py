@@ -12,7 +12,8 @@ from torch import nn
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from tensor_dropout_lab.nets import HEADS, NETS, WeightDropoutTucker, build_head, build_net, load_backbone
+from tensor_dropout_lab.nets import HEADS, WeightDropoutTucker, build_head, build_net, load_backbone
+from tensor_dropout_lab.nets.families import FAMILIES
 from tensor_dropout_lab.nets.heads import _DEFAULTS
 from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet
 
@@ -162,7 +163,7 @@ def test_declared_feature_shape_is_the_real_one(name, input_shape, stem, expecte
 
 
 @pytest.mark.parametrize(
-    ("name", "input_shape"), [*((name, IMAGE) for name in NETS), ("resnet-mini", VOLUME), ("resnet50", (1, 8, 9, 8))]
+    ("name", "input_shape"), [*((name, IMAGE) for name in DESIGNS), ("resnet-mini", VOLUME), ("resnet50", (1, 8, 9, 8))]
 )
 def test_every_net_runs_on_real_numbers(name, input_shape):
     net = build_net(name, outputs=2, input_shape=input_shape, head="rtrl-cp", rank=2)
@@ -537,7 +538,7 @@ def test_cuda_agrees_with_the_cpu_in_channels_last_bf16_and_inductor(input_shape
 
 
 def test_names_are_listed():
-    assert NETS == ("resnet-mini", "resnet18", "resnet34", "resnet50", "resnet101")
+    assert FAMILIES["resnet"].names == tuple(DESIGNS)
     assert set(HEADS) == {
         "fc",
         "fc+dropout",

@@ -19,7 +19,7 @@ from tensor_dropout.errors import TensorDropoutError
 
 Builder = Callable[[dict[str, Any]], nn.Module]
 GROUP = "tensor_dropout.networks"
-FIRST_BUILDER = "resnet"
+FIRST_BUILDER = "lab"
 """The builder of files that name none, as those of version 0.1.0."""
 
 _BUILDERS: dict[str, Builder] = {}

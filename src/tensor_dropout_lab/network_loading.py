@@ -1,11 +1,9 @@
-"""A trained network from a file: one of ours, one with torchvision's names, or one of any importable factory."""
+"""A trained network from a file of ours, or from plain weights and the name of the network that they are of."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,9 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import builds_itself, is_ours, load
-from tensor_dropout_lab.nets import build_net
+from tensor_dropout_lab.nets import build_plain
+from tensor_dropout_lab.nets.families import describe_families, find_family
+from tensor_dropout_lab.nets.from_function import call, import_function
 
 
 def read_network(
@@ -33,9 +33,9 @@ def read_network(
     Args:
         path: a file of ``td.save``, or a state dict (``.safetensors``, or of ``torch.save``, read without unpickling
             anything but tensors).
-        arch: the name of one of our networks, whose head is ``fc``; its outputs are read from the weights.
+        arch: the name of a network as ``build_net`` takes it; the number of outputs is read from the weights.
         factory: ``package.module:function``, which makes the network; the current folder is searched as well.
-        factory_arguments: its keyword arguments, as a JSON object.
+        factory_arguments: keyword arguments of the function, or options of ``arch``, as a JSON object.
         input_shape: (channels, *size), for ``arch``.
 
     Raises:
@@ -45,8 +45,8 @@ def read_network(
         raise TensorDropoutError("pass --arch or --model, not both")
     if not Path(path).is_file():
         raise TensorDropoutError(f"there is no file {path}")
-    if factory is None and factory_arguments != "{}":
-        raise TensorDropoutError("--model-arguments are those of --model, which was not given")
+    if factory is None and arch is None and factory_arguments != "{}":
+        raise TensorDropoutError("--model-arguments are those of --model or --arch, which were not given")
     if is_ours(path):
         if factory is None and not builds_itself(path):
             raise TensorDropoutError(
@@ -58,25 +58,33 @@ def read_network(
     if factory is not None:
         network = call_factory(factory, factory_arguments)
     elif arch is not None:
-        network = _build_for(arch, state, input_shape, path)
+        network = _build_for(arch, state, input_shape, factory_arguments, path)
     else:
         raise TensorDropoutError(
-            f"{path} holds plain weights; say what network they are of: --arch with one of ours, or --model "
-            "package.module:function"
+            f"{path} holds plain weights; say what network they are of: --arch with one of {describe_families()}; or "
+            "--model package.module:function with its --model-arguments"
         )
     _fill(network, state, path)
     return network
 
 
-def _build_for(arch: str, state: Mapping[str, Tensor], input_shape: tuple[int, ...] | None, path: Any) -> nn.Module:
-    weight = state.get("fc.weight")
-    if weight is None or weight.ndim != 2:
-        raise TensorDropoutError(f"{path} has no matrix 'fc.weight', which {arch} ends in; use --model for your own")
+def _build_for(
+    arch: str, state: Mapping[str, Tensor], input_shape: tuple[int, ...] | None, arguments: str, path: Any
+) -> nn.Module:
+    """The plain network of that name, with as many outputs as the last matrix of the weights has rows."""
+    find_family(arch)
+    matrices = [weight for name, weight in state.items() if name.endswith("weight") and weight.ndim == 2]
+    if not matrices:
+        raise TensorDropoutError(
+            f"{path} has no matrix such as 'fc.weight', which {arch} ends in; use --model for your own"
+        )
     if input_shape is None:
         raise TensorDropoutError("--arch needs --input, the shape of one input: 3,224,224")
+    options = _read_arguments(arguments)
     stem = state.get("conv1.weight")
-    large = stem is not None and stem.shape[-1] == 7
-    return build_net(arch, outputs=weight.shape[0], input_shape=input_shape, stem="large" if large else "small")
+    if find_family(arch)[0].names and stem is not None:
+        options = {"stem": "large" if stem.shape[-1] == 7 else "small", **options}
+    return build_plain(arch, outputs=len(matrices[-1]), input_shape=input_shape, options=options)
 
 
 def read_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -110,32 +118,23 @@ def read_state(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def call_factory(factory: str, arguments: str = "{}") -> nn.Module:
-    """Import ``package.module:function`` and call it.
+    """Import ``package.module:function`` and call it with these arguments alone.
 
     Raises:
         TensorDropoutError: if it cannot be imported, does not take the arguments or makes no module.
     """
-    module_name, _, function_name = factory.partition(":")
-    if not module_name or not function_name:
-        raise TensorDropoutError(f"--model is package.module:function, got {factory!r}")
+    keywords = _read_arguments(arguments)
+    return call(import_function(factory), factory, keywords)
+
+
+def _read_arguments(arguments: str) -> dict[str, Any]:
     try:
         keywords = json.loads(arguments)
     except json.JSONDecodeError as error:
         raise TensorDropoutError(f"--model-arguments is a JSON object, got {arguments!r}: {error}") from error
     if not isinstance(keywords, dict):
         raise TensorDropoutError(f"--model-arguments is a JSON object, got {arguments!r}")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # a user's own file in the current folder, as for python -m
-    try:
-        function: Any = importlib.import_module(module_name)
-        for part in function_name.split("."):
-            function = getattr(function, part)
-        network = function(**keywords)
-    except (ImportError, AttributeError, TypeError, RuntimeError, ValueError) as error:
-        raise TensorDropoutError(f"--model {factory}: {type(error).__name__}: {error}") from error
-    if not isinstance(network, nn.Module):
-        raise TensorDropoutError(f"--model {factory} made a {type(network).__name__}, not an nn.Module")
-    return network
+    return keywords
 
 
 def _fill(network: nn.Module, state: Mapping[str, Tensor], path: Any) -> None:

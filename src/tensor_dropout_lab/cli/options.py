@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.nets import NETS
+from tensor_dropout_lab.nets.families import describe_families
 
 if TYPE_CHECKING:
     import torch
@@ -18,13 +18,13 @@ Checkpoint = Annotated[
     Path, typer.Argument(help="A file of td.save, or a state dict: .safetensors, or .pt of torch.save.")
 ]
 Arch = Annotated[
-    str | None, typer.Option(help=f"The network that plain weights are of: {', '.join(NETS)}.", show_default=False)
+    str | None, typer.Option(help=f"The network that plain weights are of: {describe_families()}.", show_default=False)
 ]
 Model = Annotated[
     str | None,
     typer.Option(help="Or any factory, package.module:function; the current folder is searched.", show_default=False),
 ]
-ModelArguments = Annotated[str, typer.Option(help="The factory's keyword arguments, as a JSON object.")]
+ModelArguments = Annotated[str, typer.Option(help="Keyword arguments of that factory, or of --arch, as a JSON object.")]
 InputShape = Annotated[
     str | None, typer.Option("--input", help="The shape of one input: 3,224,224.", show_default=False)
 ]

@@ -8,7 +8,8 @@ import typer
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.data import DATASETS
-from tensor_dropout_lab.nets import HEADS, NETS
+from tensor_dropout_lab.nets import HEADS
+from tensor_dropout_lab.nets.families import describe_families
 
 if TYPE_CHECKING:
     from tensor_dropout_lab.training.config import Config
@@ -18,6 +19,7 @@ _SHORT = {
     "root": "data.root",
     "target": "data.options.target",
     "net": "net.name",
+    "weights": "net.weights",
     "head": "net.head",
     "rank": "net.rank",
     "theta": "net.theta",
@@ -40,7 +42,12 @@ def train(
     target: Annotated[
         str | None, typer.Option(help="The column to predict (nifti); several with commas.", show_default="age")
     ] = None,
-    net: Annotated[str | None, typer.Option(help=f"The network: {', '.join(NETS)}.", show_default="by data")] = None,
+    net: Annotated[
+        str | None, typer.Option(help=f"The network: {describe_families()}.", show_default="by data")
+    ] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="A file with the published weights of the network, for all but its head.")
+    ] = None,
     head: Annotated[str | None, typer.Option(help=f"The head: {', '.join(HEADS)}.", show_default="rtrl-cp")] = None,
     rank: Annotated[
         str | None, typer.Option(help="64, 128,3,3,96, a fraction 0.1, or full.", show_default="half the channels")
@@ -77,6 +84,8 @@ def train(
       tensor-dropout train --data digits --head rtrl-cp
 
       tensor-dropout train --data nifti --root FOLDER --target age --head rtrl-tucker --rank 128,3,4,4,1
+
+      tensor-dropout train --data imagefolder --root FOLDER --net timm:convnext_tiny --weights convnext.safetensors
 
       tensor-dropout train my.toml --set optimizer.weight_decay=5e-4 --set data.options.validation=0
 

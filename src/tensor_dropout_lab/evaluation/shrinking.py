@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.surgery.merge import truncate_
 from tensor_dropout_lab.nets.heads import LowRankLinear
+from tensor_dropout_lab.nets.network import Network
 
 
 class Shrunk(NamedTuple):
@@ -40,7 +41,7 @@ def shrink(network: nn.Module, points: int) -> Iterator[Shrunk]:
     a product of two matrices, and is pruned.
 
     Args:
-        network: with its head in ``fc``.
+        network: of ``build_net``.
         points: about how many sizes of each kind.
 
     Raises:
@@ -52,12 +53,14 @@ def shrink(network: nn.Module, points: int) -> Iterator[Shrunk]:
         >>> [(each.kind, each.size, each.parameters) for each in shrink(net, 3)]
         [('rank', 1, 88), ('rank', 4, 322), ('rank', 15, 1180), ('whole', 0, 1258)]
     """
-    head: Any = network.fc
+    if not isinstance(network, Network):
+        raise TensorDropoutError(f"evaluate: {type(network).__name__} has no head that could be cut down")
+    head = network.head
     if isinstance(head, TensorRegression):
         for rank in _space(1, max(head._ranks) - 1, points):
-            smaller: Any = copy.deepcopy(network).eval()
+            smaller = copy.deepcopy(network).eval()
             truncate_(smaller, rank)
-            yield Shrunk("rank", rank, count_parameters(smaller.fc), smaller)
+            yield Shrunk("rank", rank, count_parameters(smaller.head), smaller)
     elif isinstance(head, nn.Linear | LowRankLinear):
         yield from _factorize(network, head, points)
         if isinstance(head, nn.Linear):
@@ -70,7 +73,7 @@ def shrink(network: nn.Module, points: int) -> Iterator[Shrunk]:
 
 
 @torch.no_grad()
-def _factorize(network: nn.Module, head: nn.Linear | LowRankLinear, points: int) -> Iterator[Shrunk]:
+def _factorize(network: Network, head: nn.Linear | LowRankLinear, points: int) -> Iterator[Shrunk]:
     """The nearest weights of lower rank."""
     weight = head.weight
     left, values, right = torch.linalg.svd(weight.double(), full_matrices=False)
@@ -85,7 +88,7 @@ def _factorize(network: nn.Module, head: nn.Linear | LowRankLinear, points: int)
 
 
 @torch.no_grad()
-def _prune(network: nn.Module, head: nn.Linear, points: int) -> Iterator[Shrunk]:
+def _prune(network: Network, head: nn.Linear, points: int) -> Iterator[Shrunk]:
     """The largest weights alone."""
     sizes = head.weight.abs()
     for count in _space(len(sizes), sizes.numel() - 1, points):
@@ -94,10 +97,10 @@ def _prune(network: nn.Module, head: nn.Linear, points: int) -> Iterator[Shrunk]
         yield Shrunk("pruned", count, count + len(sizes), _with_head(network, pruned))
 
 
-def _with_head(network: nn.Module, head: nn.Module) -> nn.Module:
-    changed: Any = copy.deepcopy(network).eval()
-    changed.fc = head
-    return cast(nn.Module, changed)
+def _with_head(network: Network, head: nn.Module) -> nn.Module:
+    changed = copy.deepcopy(network).eval()
+    changed.replace_head(head)
+    return changed
 
 
 def _space(low: int, high: int, points: int) -> list[int]:

@@ -22,6 +22,7 @@ from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout_lab.nets.network import Network
 
 DEFAULT_THETA = 0.9
 """θ, the KEEP probability, of a random head when none is given."""
@@ -54,6 +55,9 @@ _DEFAULTS: dict[str, Any] = {
     "min_rank": 0,
     "drop_rate": 0.5,
 }
+
+HEAD_SETTINGS: tuple[str, ...] = tuple(_DEFAULTS)
+"""The settings that heads have; none has all of them."""
 
 HEADS: tuple[str, ...] = tuple(_SETTINGS)
 """The names that ``build_head`` knows."""
@@ -283,17 +287,17 @@ class LowRankLinear(nn.Module):
 
 @torch.no_grad()
 def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
-    """Put ``scale · output + shift`` into the last layer of a network, ``net.fc``, in place.
+    """Put ``scale · output + shift`` into the last layer of a network, in place.
 
     A regression is trained on a standardized target; with its mean and standard deviation in the head, the network
     answers in the target's own unit, and so do its exact moments.
 
     Args:
-        net: a network of ``build_net``.
+        net: a network of ``build_net``, or its last layer itself.
         scale: (outputs,).
         shift: (outputs,).
     """
-    head: Any = net.fc
+    head: Any = net.head if isinstance(net, Network) else net
     if isinstance(head, TensorRegression):
         _, indices, outputs, _ = head._indices()
         last = max(n for n, index in enumerate(indices) if outputs[-1] in index)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.nets.network import Network
 
 Stem = Literal["small", "large"]
 """small: 3×3, stride 1 (CIFAR); large: 7×7, stride 2, then 3×3 max-pooling, stride 2 (ImageNet, MRI)."""
@@ -148,12 +149,19 @@ DESIGNS = {
 }
 
 
-class ResNet(nn.Module):
+def build(
+    name: str, *, input_shape: tuple[int, ...], outputs: int, options: Mapping[str, Any], trusted: bool
+) -> ResNet:
+    """The residual network of that name, without a head."""
+    if unknown := options.keys() - {"stem"}:
+        raise TensorDropoutError(f"net {name}: its one option is stem, got {', '.join(sorted(unknown))}")
+    return ResNet(DESIGNS[name], input_shape, options.get("stem"))
+
+
+class ResNet(Network):
     """A residual network whose features keep their shape until a head takes them.
 
-    ``fc(avgpool(forward_features(x)))``: with a linear head ``avgpool`` averages and ``fc`` is an ``nn.Linear``, as in
-    torchvision; with a tensor head ``avgpool`` is the identity and ``fc`` is the tensor regression layer. Made by
-    ``build_net``; without a head it returns its features.
+    Its parameters have torchvision's names. Made by ``build_net``.
 
     Args:
         design: one of ``DESIGNS``.
@@ -161,10 +169,7 @@ class ResNet(nn.Module):
         stem: "small" or "large"; None takes "small" if no size is above 64. ``resnet-mini`` has the small one.
 
     Attributes:
-        input_shape: as given.
         stem: "small" or "large".
-        feature_shape: (channels, *space) of the features of such an input.
-        settings: the arguments of ``build_net`` that made it, as JSON types: what ``td.save`` writes.
 
     Raises:
         TensorDropoutError: if the input has not 2 or 3 sizes, or is too small, or the stem does not fit the design.
@@ -178,21 +183,15 @@ class ResNet(nn.Module):
         torch.Size([2, 512, 4, 4])
     """
 
-    deterministic_features = True  # what is random in such a network is in its head
-
     def __init__(self, design: Design, input_shape: tuple[int, ...], stem: Stem | None = None) -> None:
-        super().__init__()
-        self.settings: dict[str, Any] | None = None
-        self.input_shape = check_input_shape(input_shape)
-        channels, *sizes = self.input_shape
-        self.stem = choose_stem(design, sizes, stem)
-        strides = choose_strides(design, sizes)
-        self.feature_shape = find_feature_shape(design, sizes, self.stem, strides)
+        channels, *sizes = check_input_shape(input_shape)
+        stem, strides = choose_stem(design, sizes, stem), choose_strides(design, sizes)
+        super().__init__((channels, *sizes), find_feature_shape(design, sizes, stem, strides))
+        self.stem = stem
         self.n_stages = len(design.depths)
         self._make_stem(len(sizes), channels, design.width)
         self._make_stages(len(sizes), design, strides)
-        self.avgpool: nn.Module = nn.Identity()
-        self.fc: nn.Module = nn.Identity()
+        self.avgpool, self.fc = nn.Identity(), nn.Identity()
         self._fill()
 
     def _make_stem(self, n_dims: int, channels: int, width: int) -> None:
@@ -219,65 +218,20 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d | nn.Conv3d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
-    def attach(self, head: nn.Module) -> None:
-        """Put a head of ``build_head`` on the features: pooling and ``nn.Linear`` in sequence, or one tensor layer."""
-        self.avgpool, self.fc = head if isinstance(head, nn.Sequential) else (nn.Identity(), head)
+    def resolved_options(self) -> dict[str, Any]:
+        """The stem."""
+        return {"stem": self.stem}
+
+    def stages(self) -> list[nn.Module]:
+        """``layer1`` to ``layer4``."""
+        return [getattr(self, f"layer{n}") for n in range(1, self.n_stages + 1)]
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features before pooling: (B, *input_shape) -> (B, *feature_shape)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for n in range(1, self.n_stages + 1):
-            x = getattr(self, f"layer{n}")(x)
+        for stage in self.stages():
+            x = stage(x)
         return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, outputs)."""
-        y: Tensor = self.fc(self.avgpool(self.forward_features(x)))
-        return y
-
-
-def load_backbone(net: ResNet, state_dict: Mapping[str, Tensor]) -> None:
-    """Fill everything but the head, in place, from a state dict with torchvision's names.
-
-    ``fc.*`` is ignored on both sides. Old files lack ``num_batches_tracked``; that is allowed.
-
-    Args:
-        net: the network.
-        state_dict: the weights, such as those that torchvision publishes.
-
-    Raises:
-        TensorDropoutError: if keys or shapes do not fit; nothing is loaded then.
-
-    Example:
-        >>> from tensor_dropout_lab.nets import build_net
-        >>> trained = build_net("resnet-mini", outputs=10, input_shape=(1, 8, 8))
-        >>> net = build_net("resnet-mini", outputs=3, input_shape=(1, 8, 8), head="rtrl-cp")
-        >>> load_backbone(net, trained.state_dict())
-        >>> bool((net.conv1.weight == trained.conv1.weight).all())
-        True
-    """
-    ours = {key: value for key, value in net.state_dict().items() if not key.startswith("fc.")}
-    theirs = {key: value for key, value in state_dict.items() if not key.startswith("fc.")}
-    missing = [key for key in ours if key not in theirs and not key.endswith("num_batches_tracked")]
-    unknown = [key for key in theirs if key not in ours]
-    misfits = [
-        f"{key} {tuple(theirs[key].shape)} instead of {tuple(ours[key].shape)}"
-        for key in ours
-        if key in theirs and theirs[key].shape != ours[key].shape
-    ]
-    faults = {"missing": missing, "unknown": unknown, "of another shape": misfits}
-    if any(faults.values()):
-        found = "; ".join(f"{what}: {_list_some(keys)}" for what, keys in faults.items() if keys)
-        raise TensorDropoutError(
-            f"load_backbone: the weights do not fit a network for inputs {net.input_shape} with the {net.stem} stem; "
-            f"{found}"
-        )
-    net.load_state_dict(theirs, strict=False)
-
-
-def _list_some(keys: list[str], most: int = 6) -> str:
-    rest = f" and {len(keys) - most} more" if len(keys) > most else ""
-    return ", ".join(keys[:most]) + rest
 
 
 def check_input_shape(input_shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, read_types
-from tensor_dropout_lab.nets import HEADS, NETS, build_net
-from tensor_dropout_lab.nets.heads import DEFAULT_THETA, check_name, refuse_unused
+from tensor_dropout_lab.nets import HEADS, build_net
+from tensor_dropout_lab.nets.families import find_family
+from tensor_dropout_lab.nets.heads import DEFAULT_THETA, HEAD_SETTINGS, check_name, refuse_unused
 
 
 class Section(BaseModel):
@@ -41,6 +42,7 @@ class NetConfig(Section):
 
     name: str = "resnet-mini"
     head: str = "rtrl-cp"
+    weights: str | None = None  # a file with the state dict of the published network, for all but the head
     stem: Literal["small", "large"] | None = None
     rank: int | float | list[int] | Literal["full"] | None = None
     theta: float | None = None
@@ -51,9 +53,10 @@ class NetConfig(Section):
     min_rank: int | None = None
     drop_rate: float | None = None
     init: Literal["pool", "normal"] | None = None
+    options: dict[str, Any] = Field(default_factory=dict)  # of the function that makes a network of others
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of ``build_net`` that were set."""
+        """The arguments of ``build_net`` that were set, and the file of weights."""
         return {key: value for key, value in self.model_dump().items() if value is not None}
 
 
@@ -166,10 +169,9 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
         raise TensorDropoutError(_explain(error)) from None
     _check_options(config.data)
     settings = config.net.settings()
-    check_name("net", settings.pop("name"), NETS)
-    head, _ = settings.pop("head"), settings.pop("stem", None)
-    check_name("head", head, HEADS)
-    refuse_unused(head, settings)
+    find_family(config.net.name)
+    check_name("head", config.net.head, HEADS)
+    refuse_unused(config.net.head, {key: value for key, value in settings.items() if key in HEAD_SETTINGS})
     return config
 
 
@@ -277,7 +279,7 @@ def parse_value(key: str, text: str) -> Any:
     if key == "data.options.target":  # names of columns, whatever they look like
         names = _read_list(text) or [name.strip() for name in text.split(",")]
         return names if len(names) > 1 else names[0]
-    if key.startswith("data.options."):
+    if key.startswith(("data.options.", "net.options.")):
         return _guess(text)
     _check_keys({table: {name: None}})
     section: Any = Config.model_fields[table].annotation
@@ -371,7 +373,7 @@ def describe_keys(config: Config) -> str:
 def _describe_unset(config: Config, table: str, key: str) -> str:
     """A key that is not set, as a comment with what it comes to."""
     default = _UNSET.get(f"{table}.{key}")
-    if table == "net" and key != "stem":
+    if table == "net" and key in HEAD_SETTINGS:
         try:
             refuse_unused(config.net.head, {key: "anything"})
         except TensorDropoutError:

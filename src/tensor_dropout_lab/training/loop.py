@@ -8,7 +8,7 @@ import time
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,8 @@ from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout.optimizer_groups import param_groups
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import Data, StreamSplit
-from tensor_dropout_lab.nets import build_net, rescale_
+from tensor_dropout_lab.nets import Network, build_net, load_backbone, rescale_
+from tensor_dropout_lab.network_loading import read_state
 from tensor_dropout_lab.training.baselines import predict_ridge
 from tensor_dropout_lab.training.checkpoint import read_latest, write_checkpoint
 from tensor_dropout_lab.training.config import Config
@@ -96,13 +97,15 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
                 return Trainer(config, data, network, run, process, reporter).run()
 
 
-def build_network(config: Config, data: Data) -> nn.Module:
+def build_network(config: Config, data: Data) -> Network:
     """The network of a config for a data set, initialised by the run's seed; equal on every process."""
     settings = config.net.settings()
-    name = settings.pop("name")
+    name, weights = settings.pop("name"), settings.pop("weights", None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         network = build_net(name, outputs=data.outputs, input_shape=data.input_shape, **settings)
+    if weights is not None:
+        load_backbone(network, read_state(weights))
     return network.double() if config.run.precision == "float64" else network
 
 
@@ -357,6 +360,7 @@ class Trainer:
         """A whole copy of the trained network; that of a regression answers in the target's unit."""
         self.set_theta(self.config.run.epochs)
         network = copy.deepcopy(gather_network(self.averaged()))
+        head = network.head if isinstance(network, Network) else network
         if self.data.task == "regression":
             rescale_(network, self.targets.std, self.targets.mean)
         return network
@@ -371,8 +375,8 @@ class Trainer:
             "epochs": self.config.run.epochs,
             "steps": self.steps,
             "parameters": count_parameters(network),
-            "head_parameters": count_parameters(cast(nn.Module, getattr(network, "fc", nn.Identity()))),
-            "compression_ratio": getattr(getattr(network, "fc", None), "compression_ratio", None),
+            "head_parameters": count_parameters(head),
+            "compression_ratio": getattr(head, "compression_ratio", None),
             "seconds": round(self.seconds, 3),
             "examples_per_second": round(self.steps * self.config.run.batch / max(self.seconds, 1e-9), 1),
             "processes": self.process.world,
@@ -424,9 +428,8 @@ def wrap(network: nn.Module, config: Config, process: Process) -> nn.Module:
     if config.run.sharding == "fsdp":
         from torch.distributed.fsdp import fully_shard
 
-        for name, child in network.named_children():
-            if name.startswith("layer"):
-                fully_shard(child)
+        for stage in network.stages() if isinstance(network, Network) else []:
+            fully_shard(stage)
         fully_shard(network)
         return network
     return DistributedDataParallel(network, device_ids=[process.device] if process.device.type == "cuda" else None)

@@ -176,7 +176,7 @@ def describe_head(config: Config, network: Any) -> dict[str, Any]:
         >>> describe_head(resolve_config(overrides={"net.head": "trl-cp"}), network)
         {'name': 'trl-cp', 'rank': 32, 'init': 'pool'}
     """
-    name, layer = config.net.head, network.fc
+    name, layer = config.net.head, network.head
     if isinstance(layer, TensorRegression):
         built = layer.config()
         own = {key: built[key] for key in ("init", "theta") if key in built}

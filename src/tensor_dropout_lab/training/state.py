@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout_lab.nets import build_net
+from tensor_dropout.networks import build_network, settings_of
 from tensor_dropout_lab.training.config import Config
 from tensor_dropout_lab.training.processes import Process
 
@@ -62,8 +62,7 @@ def gather_network(network: nn.Module) -> nn.Module:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     state = get_model_state_dict(network, options=StateDictOptions(full_state_dict=True, cpu_offload=False))
-    settings = dict(network.settings)  # type: ignore[arg-type]
-    whole = build_net(**{**settings, "input_shape": tuple(settings["input_shape"])})
+    whole = build_network(settings_of(network) or {})
     whole.to(next(network.parameters()).dtype).load_state_dict(state)
     return whole.to(next(network.parameters()).device)
 

@@ -1,0 +1,354 @@
+"""Where the last feature map of any network is: found by running it once, and taken from there by a hook.
+
+A network for classes ends in average pooling (or flattening) and linear layers. What goes into the pooling is a
+feature map (C, *space), which a head of ours takes instead. The place is written into the network's settings, so that
+the same network is built again without searching.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.surgery.trace import CONVOLUTIONS, Trace, at_rest, choose_heads, is_pointwise, run, trace
+
+Layout = Literal["channels-first", "channels-last", "vector"]
+
+_SEARCHED_SIZE = 96
+"""A larger input is cut down to this size for the search, which keeps every map in memory."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a network's last feature map is.
+
+    Attributes:
+        module: the name of the module that makes or takes it; "" is the network itself.
+        side: whether it is that module's output or input.
+        layout: "channels-first" (B, C, *space), "channels-last" (B, *space, C), or "vector": (B, C) without positions,
+            which is taken as a map of one position.
+        feature_shape: (C, *space), as a head takes it.
+        left_out: the modules with parameters that do nothing for it, such as the published head.
+        removed: whether those are removed; else the network does not run without them, and they stay, untrained.
+        deterministic: whether nothing before it is random in ``eval`` mode.
+    """
+
+    module: str
+    side: Literal["output", "input"]
+    layout: Layout
+    feature_shape: tuple[int, ...]
+    left_out: tuple[str, ...] = ()
+    removed: bool = True
+    deterministic: bool = True
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def from_json(cls, settings: dict[str, Any]) -> Place:
+        """From what ``as_json`` gave."""
+        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
+        return cls(**values)
+
+
+class TappedBackbone(nn.Module):
+    """A network up to its last feature map.
+
+    The network runs whole, without the parameters behind the map, and a hook keeps the map.
+
+    Args:
+        network: the plain network; its modules behind the map are replaced by the identity, in place.
+        place: where the map is.
+    """
+
+    prefix = "network."
+
+    def __init__(self, network: nn.Module, place: Place) -> None:
+        super().__init__()
+        self.network, self.place = network, place
+        self.feature_shape = place.feature_shape
+        self.left_out = place.left_out
+        self.deterministic_features = place.deterministic
+        self._map: Tensor | None = None
+        for name in place.left_out:
+            if place.removed:
+                network.set_submodule(name, nn.Identity())
+            else:
+                network.get_submodule(name).requires_grad_(False)
+        tapped = network.get_submodule(place.module)
+        if place.side == "input":
+            tapped.register_forward_pre_hook(self._keep_input)
+        elif place.module:
+            tapped.register_forward_hook(self._keep_output)
+
+    def _keep_input(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._map = inputs[0]
+
+    def _keep_output(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        self._map = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, *input_shape) -> (B, *feature_shape)."""
+        output = self.network(x)
+        features, self._map = output if self._map is None else self._map, None
+        if self.place.layout == "channels-last":
+            return features.movedim(-1, 1)
+        return features.reshape(len(features), *self.feature_shape) if self.place.layout == "vector" else features
+
+    def extra_repr(self) -> str:
+        """Where the map is."""
+        return f"{self.place.side} of {self.place.module or 'the network'}, feature_shape={self.feature_shape}"
+
+
+def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBackbone:
+    """Cut a network behind its last feature map, in place.
+
+    Args:
+        network: any classification network, or one that returns its feature map.
+        input_shape: (channels, *size) with 2 or 3 sizes.
+        what: the name of the network, for messages.
+
+    Raises:
+        TensorDropoutError: if it does not run on such an input, or its head is not found.
+
+    Example:
+        >>> net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+        >>> backbone = tap(net, (1, 8, 8), "net")
+        >>> backbone.feature_shape, backbone(torch.randn(2, 1, 8, 8)).shape
+        ((4, 6, 6), torch.Size([2, 4, 6, 6]))
+        >>> backbone.left_out
+        ('3',)
+    """
+    with at_rest(network, []), _all_trained(network):
+        torch.manual_seed(0)
+        search = _run_search(network, input_shape, what)
+        place, features = _find_place(network, search, what)
+        backbone = _cut(network, place, search.example, features, what)
+        if tuple(search.example.shape[1:]) != tuple(input_shape):
+            backbone.place = replace(place, feature_shape=_measure(backbone, input_shape, what))
+            backbone.feature_shape = backbone.place.feature_shape
+    if place.layout == "vector":
+        warnings.warn(
+            f"net {what}: its head gets {place.feature_shape[0]} features without positions, since no module of it "
+            "makes or takes a map that is then averaged or flattened",
+            stacklevel=3,
+        )
+    return backbone
+
+
+class _Event(NamedTuple):
+    """A tensor that went into a module or came out of it."""
+
+    module: str
+    side: Literal["output", "input"]
+    tensor: Tensor
+    mixes_positions: bool
+    """Whether the module is a convolution over more than one position."""
+
+
+class _Search(NamedTuple):
+    """What one run of the network showed."""
+
+    example: Tensor
+    events: list[_Event]
+    traced: Trace
+
+
+def _run_search(network: nn.Module, input_shape: tuple[int, ...], what: str) -> _Search:
+    """Run the network on a random input: on a smaller one than will be used, if it takes that."""
+    channels, *sizes = input_shape
+    smaller = (channels, *(min(size, _SEARCHED_SIZE) for size in sizes))
+    parameter = next(network.parameters(), torch.zeros(()))
+    for shape in dict.fromkeys((smaller, tuple(input_shape))):
+        example = torch.randn(2, *shape).to(parameter)
+        try:
+            with _recording(network) as events:
+                return _Search(example, events, trace(network, example))
+        except TensorDropoutError as error:
+            refusal = error
+    cause = refusal.__cause__ or refusal
+    reason = (str(cause).strip().splitlines() or [""])[0]
+    raise TensorDropoutError(
+        f"net {what}: it does not run on inputs of shape {tuple(input_shape)}: {type(cause).__name__}: {reason}"
+    ) from refusal
+
+
+@contextmanager
+def _recording(network: nn.Module) -> Iterator[list[_Event]]:
+    """The tensors that enter and leave each module inside, in their order."""
+    events: list[_Event] = []
+
+    def note(name: str, module: nn.Module) -> list[Any]:
+        kernel = getattr(module, "kernel_size", 1)
+        mixes = isinstance(module, CONVOLUTIONS) and set(kernel if isinstance(kernel, tuple) else (kernel,)) != {1}
+
+        def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if inputs and isinstance(inputs[0], Tensor):
+                events.append(_Event(name, "input", inputs[0], mixes))
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                events.append(_Event(name, "output", output, mixes))
+
+        return [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+
+    hooks = [hook for name, module in network.named_modules() for hook in note(name, module)]
+    try:
+        yield events
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, Tensor]:
+    """Where the last feature map is, and that of the example as a head takes it."""
+    target, end = _find_target(network, search, what)
+    ndim = search.example.ndim
+    maps = [(k, event.tensor) for k, event in enumerate(search.events[:end]) if _is_map(event.tensor, ndim)]
+    features, layout = target, _describe_layout(target, target, ndim)
+    if layout is None and maps:
+        last, features = maps[-1]
+        after = search.events[last:end]
+        layout = _describe_layout(features, target, ndim)
+        if layout is None and not any(event.mixes_positions for event in after):
+            layouts = (
+                _describe_layout(features, event.tensor, ndim) for event in after if event.tensor is not features
+            )
+            layout = next((layout for layout in layouts if layout is not None), None)
+    if layout is None:
+        features, layout = target, "vector"
+    module, side = _choose_hook(search.events, features)
+    unused = _find_unused(network, features)
+    if layout == "channels-last":
+        features = features.movedim(-1, 1)
+    elif layout == "vector":
+        features = features.reshape(len(features), -1, *(1 for _ in range(ndim - 2)))
+    return Place(module, side, layout, tuple(features.shape[1:]), unused), features.detach()
+
+
+def _find_target(network: nn.Module, search: _Search, what: str) -> tuple[Tensor, int]:
+    """What the published head takes, and how many events came before it; without a head, what the network returns."""
+    heads = choose_heads(search.traced)
+    if len(heads) > 1:
+        raise TensorDropoutError(
+            f"net {what}: it has {len(heads)} heads ({', '.join(head.name for head in heads)}), one is expected"
+        )
+    layer = heads[0].name if heads else _find_last_convolution(network, search)
+    for k, event in enumerate(search.events):
+        if event.module == layer and event.side == "input":
+            return event.tensor, k
+    if not search.events or len(search.traced.output) != 1 or search.traced.output[0].ndim < 2:
+        raise TensorDropoutError(
+            f"net {what}: its head was not found; it should end in average pooling or flattening and a linear layer, "
+            "or return a feature map (B, channels, *space)"
+        )
+    return search.events[-1].tensor, len(search.events)
+
+
+def _find_last_convolution(network: nn.Module, search: _Search) -> str | None:
+    """The 1×1 convolution that makes the classes, if a network ends in one (SqueezeNet)."""
+    modules = dict(network.named_modules())
+    named = [event.module for event in search.events if event.side == "output"]
+    last = next((name for name in reversed(named) if list(modules[name].parameters(recurse=False))), None)
+    ends_in_map = search.traced.output[0].ndim > 2 if search.traced.output else False
+    return last if last is not None and not ends_in_map and is_pointwise(modules[last]) else None
+
+
+def _is_map(tensor: Tensor, ndim: int) -> bool:
+    return (
+        tensor.ndim == ndim
+        and tensor.is_floating_point()
+        and tensor[0].numel() > max(tensor.shape[1], tensor.shape[-1])
+    )
+
+
+@torch.no_grad()
+def _describe_layout(features: Tensor, target: Tensor, ndim: int) -> Layout | None:
+    """How a map is laid out, if the target is this map, its average, its maximum or its entries in a row; else None."""
+    if not _is_map(features, ndim) or len(features) != len(target):
+        return None
+    if target is features:
+        return "channels-first"
+    flat = target.flatten(1)
+    space = tuple(range(2, ndim))
+    channels_first: list[Tensor] = [features.flatten(1), features.mean(space), features.amax(space)]
+    if any(flat.shape == each.shape and torch.allclose(flat, each, rtol=1e-4, atol=1e-6) for each in channels_first):
+        return "channels-first"
+    mean = features.mean(tuple(range(1, ndim - 1)))
+    same = flat.shape == mean.shape and torch.allclose(flat, mean, rtol=1e-4, atol=1e-6)
+    return "channels-last" if same else None
+
+
+def _choose_hook(events: list[_Event], features: Tensor) -> tuple[str, Literal["output", "input"]]:
+    """The module nearest to the root that makes this tensor, or else takes it, in its last call."""
+    last = {(event.module, event.side): event for event in events}
+    known = [event for event in last.values() if event.tensor is features]
+    chosen = min(known, key=lambda event: (event.side == "input", event.module.count(".") if event.module else -1))
+    return chosen.module, chosen.side
+
+
+def _find_unused(network: nn.Module, features: Tensor) -> tuple[str, ...]:
+    """The smallest modules whose parameters all do nothing for the map: what has none may still change it in place."""
+    parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
+    unused = {parameter for parameter, slope in zip(parameters, gradients, strict=True) if slope is None}
+    owners = [(name, list(module.parameters(recurse=False))) for name, module in network.named_modules()]
+    return tuple(name for name, held in owners if name and held and unused.issuperset(held))
+
+
+def _cut(network: nn.Module, place: Place, example: Tensor, features: Tensor, what: str) -> TappedBackbone:
+    """Remove what does nothing for the map, if the network runs without it, and see that the map stays the same."""
+    uncut = copy.deepcopy(network)
+    backbone = TappedBackbone(network, place)
+    try:
+        found, again = _run_twice(backbone, example)
+    except Exception:  # something behind the map needs the shapes that were removed
+        backbone = TappedBackbone(uncut, replace(place, removed=False))
+        found, again = _run_twice(backbone, example)
+    deterministic = torch.equal(found, again)
+    if deterministic and not torch.allclose(found, features, rtol=1e-3, atol=1e-5):
+        raise TensorDropoutError(
+            f"net {what}: without {', '.join(place.left_out)} its features are others; let its forward return "
+            "the feature map instead"
+        )
+    backbone.deterministic_features = deterministic
+    backbone.place = replace(backbone.place, deterministic=deterministic)
+    return backbone
+
+
+@torch.no_grad()
+def _run_twice(backbone: TappedBackbone, example: Tensor) -> tuple[Tensor, Tensor]:
+    return backbone(example), backbone(example)
+
+
+@torch.no_grad()
+def _measure(backbone: TappedBackbone, input_shape: tuple[int, ...], what: str) -> tuple[int, ...]:
+    """The shape of the features of a full-size input: without computing them, where every operation allows that."""
+    try:
+        return tuple(copy.deepcopy(backbone).to("meta")(torch.empty(1, *input_shape, device="meta")).shape[1:])
+    except Exception:  # an operation that needs numbers
+        parameter = next(backbone.parameters())
+        (features,) = run(backbone, torch.randn(1, *input_shape).to(parameter), f"net {what}")
+        return tuple(features.shape[1:])
+
+
+@contextmanager
+def _all_trained(network: nn.Module) -> Iterator[None]:
+    """Gradients for every parameter inside: what gets none does nothing for the features."""
+    frozen = [p for p in network.parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
