@@ -41,7 +41,7 @@ bench: $(VENV)/.ready-test ## time and memory of the heads against others, and o
 	$(BIN)/python benchmarks/moments.py
 	$(BIN)/python benchmarks/cross_entropy.py
 
-comparison: $(VENV)/.ready-test ## measure the README's comparison with TensorLy-Torch anew, and rewrite its table
+comparison: $(VENV)/.ready-test ## measure the comparison with TensorLy-Torch anew, and rewrite its table
 	REWRITE_COMPARISON=1 $(BIN)/pytest tests/test_comparison.py
 
 tables: $(VENV)/.ready-all ## write the measured tables and figures of the docs anew, from the records in results

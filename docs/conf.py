@@ -66,7 +66,7 @@ HELP_MARK = "<!-- the commands, from their own help -->"
 """Where ``cli.md`` gets the help of all commands."""
 
 ROOT = Path(__file__).parents[1]
-ELSEWHERE = {"results": "results/README.md", "benchmarks": "benchmarks/README.md"}
+ELSEWHERE = {"reference/results": "results/README.md", "reference/benchmarks": "benchmarks/README.md"}
 """Pages whose text is elsewhere in the repository."""
 
 LINK = re.compile(r"(\]\()([^)\s]+)(?=\))")
@@ -113,7 +113,7 @@ def describe_commands() -> str:
 
 def complete_page(app: Sphinx, page: str, source: list[str]) -> None:
     """Put in what only the site has: the help of all commands, and pages whose text is elsewhere in the repository."""
-    if page == "cli":
+    if page == "reference/cli":
         if HELP_MARK not in source[0]:
             raise RuntimeError(f"cli.md lacks the line {HELP_MARK}")
         source[0] = source[0].replace(HELP_MARK, describe_commands())

@@ -1,4 +1,4 @@
-"""docs/brain_age.md in a smaller form: from a BIDS folder of SIMULATED heads to predicted ages with uncertainty."""
+"""docs/how-to/brain-age.md in a smaller form: from a BIDS folder of SIMULATED heads to predicted ages with uncertainty."""
 
 from __future__ import annotations
 
@@ -147,10 +147,10 @@ def test_a_table_without_one_answer_is_written_too(scans, runs, tmp_path):
 
 
 def test_the_code_of_the_page_makes_the_brain_age_table(runs, monkeypatch, capsys):
-    text = (ROOT / "docs" / "brain_age.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "how-to" / "brain-age-table.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(runs[0].parents[2])
-    exec(compile(code, "docs/brain_age.md", "exec"), {"__name__": "brain_age"})
+    exec(compile(code, "docs/how-to/brain-age-table.md", "exec"), {"__name__": "brain_age"})
     rows = read_table(runs[0].parent / "brain-age.csv")
     assert len(rows) == PEOPLE
     assert all(float(row["std_whole"]) >= float(row["std_masks"]) > 0 for row in rows)
@@ -160,7 +160,7 @@ def test_the_code_of_the_page_makes_the_brain_age_table(runs, monkeypatch, capsy
 
 
 def test_the_settings_for_uk_biobank_are_the_paper_s():
-    config = resolve_config(ROOT / "docs" / "ukbiobank.toml", {"data.root": "FOLDER"})
+    config = resolve_config(ROOT / "docs" / "how-to" / "ukbiobank.toml", {"data.root": "FOLDER"})
     assert (config.net.name, config.net.head, config.net.rank) == ("resnet18", "rtrl-cp", 82)
     assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 1e-4, 5e-4)
     assert (config.schedule.name, config.schedule.milestones, config.schedule.factor) == ("step", [25, 50, 75], 0.1)

@@ -1,6 +1,6 @@
-"""The README's comparison with TensorLy-Torch: measured here, and the README must show what is measured.
+"""The comparison with TensorLy-Torch: measured here, and its page must show what is measured.
 
-``make comparison`` (or REWRITE_COMPARISON=1) writes the table into the README.
+``make comparison`` (or REWRITE_COMPARISON=1) writes the table into the page.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import tensor_dropout as td
 from tensor_dropout import reference
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "explanation" / "tensorly-torch.md"
 MARKS = "<!-- comparison:start -->", "<!-- comparison:end -->"
 SMALL = (16, 4, 4), 10
 SMALL_RANK = (12, 3, 3, 8)
@@ -160,18 +161,17 @@ def render_table() -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def test_the_readme_shows_what_is_measured():
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+def test_the_page_shows_what_is_measured():
+    text = PAGE.read_text(encoding="utf-8")
     before, shown, after = re.split("|".join(MARKS), text)
     measured = f"\n{render_table()}\n"
     if os.environ.get("REWRITE_COMPARISON"):
-        readme.write_text(f"{before}{MARKS[0]}{measured}{MARKS[1]}{after}", encoding="utf-8")
+        PAGE.write_text(f"{before}{MARKS[0]}{measured}{MARKS[1]}{after}", encoding="utf-8")
         return
     pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[1]
     if torch.__version__.split("+")[0] != pinned:
-        pytest.skip(f"the README's numbers are those of torch {pinned}, this is {torch.__version__}")
-    assert shown == measured, "the README's comparison is stale; run: make comparison"
+        pytest.skip(f"the page's numbers are those of torch {pinned}, this is {torch.__version__}")
+    assert shown == measured, "the comparison is stale; run: make comparison"
 
 
 def test_their_dropout_is_inert_and_ours_is_not():

@@ -88,7 +88,7 @@ def test_builds_without_a_warning(site):
 
 def test_has_a_page_for_every_markdown_file(site):
     sources = {path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")}
-    assert {Path("index.html"), Path("tutorial.html"), Path("api/layers.html")} <= sources
+    assert {Path("index.html"), Path("start/tutorial.html"), Path("reference/api/layers.html")} <= sources
     assert sources <= {path.relative_to(site.folder) for path in site.pages}
 
 
@@ -102,7 +102,7 @@ def test_the_api_has_every_public_name(site, package):
 def test_the_command_line_page_is_the_help(site):
     from tensor_dropout_lab.cli import app
 
-    text = (site.folder / "cli.html").read_text(encoding="utf-8")
+    text = (site.folder / "reference" / "cli.html").read_text(encoding="utf-8")
     names = [command.name or command.callback.__name__ for command in app.registered_commands]
     assert len(names) >= 8
     for name in names:
@@ -133,7 +133,7 @@ def test_nothing_is_loaded_from_a_network(site):
 
 
 def test_formulas_are_part_of_the_page(site):
-    layers = site.pages[site.folder / "api" / "layers.html"]
+    layers = site.pages[site.folder / "reference" / "api" / "layers.html"]
     assert {"math", "mtext", "munderover"} <= layers.tags
     for path, page in site.pages.items():
         text = path.read_text(encoding="utf-8")

@@ -39,8 +39,19 @@ def test_local_links_exist(page):
     assert not missing
 
 
-def test_the_readme_has_code_to_run():
-    assert len(python_blocks(ROOT / "README.md")) >= 6
+def test_the_readme_is_short_and_has_code_to_run():
+    readme = ROOT / "README.md"
+    assert len(readme.read_text(encoding="utf-8").splitlines()) <= 180
+    assert len(python_blocks(readme)) >= 4
+
+
+@each_page
+def test_pages_are_short(page):
+    """At most 1,500 words, measured tables and code apart, in lines of at most 400 characters."""
+    text = page.read_text(encoding="utf-8")
+    assert max(len(line) for line in text.splitlines()) <= 400
+    prose = re.sub(r"<!-- table ([\w -]+):start -->.*?<!-- table \1:end -->|^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(prose.split()) <= 1500
 
 
 def test_no_placeholders():

@@ -22,43 +22,50 @@ from tensor_dropout_lab.training.runs import flatten
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
 sys.path.append(str(ROOT / "tools"))
-PAGES = ["docs/reproduction.md", "docs/brain_age.md"]
+DOCS = ROOT / "docs"
+PAGES = sorted(page for page in DOCS.rglob("*.md") if "<!-- table" in page.read_text(encoding="utf-8"))
 NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic") and (RESULTS / name).is_dir()]
 RUNS = [path.parent for name in NETWORKS for path in sorted((RESULTS / name).glob("*/cell.json"))]
 SHOWN = ("clean", "SNR 4", "SNR 1")
 EVALUATIONS = [path.parent for path in sorted(RESULTS.glob("*/*/**/evaluation.json"))]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_tables_of_a_page_are_what_the_records_say(page):
     from write_tables import update
 
-    text = (ROOT / page).read_text(encoding="utf-8")
-    assert "<!-- table" in text
+    text = page.read_text(encoding="utf-8")
     assert "| *stale* |" not in text
     assert text == update(text), f"{page} is stale; run: make tables"
 
 
-def test_the_readmes_digits_are_those_of_the_record():
+def test_there_are_pages_with_tables():
+    assert {"cifar100", "equal-trials", "brain-age"} <= {page.stem for page in PAGES}
+
+
+def test_the_digits_page_shows_the_record():
     heads = json.loads((RESULTS / "digits" / "digits-quick.json").read_text(encoding="utf-8"))["heads"]
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (DOCS / "explanation" / "digits.md").read_text(encoding="utf-8")
     for head in heads.values():
         shown = [f"{head['accuracy'][noise]['mean']:.1f} ± {head['accuracy'][noise]['std']:.1f}" for noise in SHOWN]
         sizes = [f"{head[name]:,}" for name in ("parameters_head", "parameters_network")]
         assert f"| {' | '.join([*shown, *sizes])} |" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/when_to_use.md"])
+SAID = ["README.md", *(f"docs/explanation/{name}.md" for name in ("when-to-use", "evidence", "paper-rerun"))]
+
+
+@pytest.mark.parametrize("page", SAID)
 def test_accuracies_with_intervals_are_those_of_the_tables(page):
     from write_tables import render
 
-    table = render("headline") + render("beyond-best 0")
+    table = render("headline 0") + render("beyond-best 0")
     for number in re.findall(r"7\d\.\d\d(?: ± 0\.\d\d)?(?= %)", (ROOT / page).read_text(encoding="utf-8")):
         assert number in table, f"{page}: {number} %"
 
 
 def test_kept_evaluations_can_be_compared(tmp_path):
-    """What README shows of compare works on records of which decisions alone were kept."""
+    """What docs/how-to/attack-and-audit.md shows of compare works on records of which decisions alone were kept."""
     folders = [str(RESULTS / "cifar100" / name) for name in ("fc-seed0", "rtrl-cp-seed0")]
     command = [sys.executable, "-m", "tensor_dropout_lab", "compare", *folders, "--out", str(tmp_path / "record.json")]
     subprocess.run(command, check=True, capture_output=True)
@@ -76,8 +83,8 @@ def test_kept_evaluations_can_be_compared(tmp_path):
 
 
 def test_the_command_of_the_guide_is_the_one_that_made_the_record():
-    """docs/brain_age.md says that what a reader types there is a run of the table; the settings must agree."""
-    text = (ROOT / "docs" / "brain_age.md").read_text(encoding="utf-8")
+    """docs/explanation/brain-age.md says that what a reader types there is a run of the table; the settings must agree."""
+    text = (DOCS / "explanation" / "brain-age.md").read_text(encoding="utf-8")
     (block,) = (each for each in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "rtrl-cp-fold1" in each)
     typed = shlex.split(block.replace("\\\n", " "))
     listed = subprocess.run(

@@ -734,7 +734,7 @@ def test_folds_have_folders_of_their_own():
 
 # Data sets and laws of one's own.
 
-PAGE = Path(__file__).parents[1] / "docs" / "training.md"
+PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "your-data.md"
 LAW = """
 import torch, tensor_dropout as td
 

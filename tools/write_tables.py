@@ -19,7 +19,7 @@ from tensor_dropout_lab.report.model import Cell, Section, Table
 from tensor_dropout_lab.report.text import escape_markdown
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/reproduction.md", "docs/brain_age.md")
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "<!-- table" in page.read_text(encoding="utf-8"))
 PICTURES = {
     "cifar100-paper.png": "docs/images/cifar100.png",
     "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",
@@ -43,38 +43,28 @@ def _figures() -> Path:
 
 
 def render(name: str) -> str:
-    """The Markdown of a table: "headline", or "EXPERIMENT K", the K-th table of an experiment, counted from 0.
+    """The Markdown of a table: "headline K", or "EXPERIMENT K", the K-th table of an experiment, counted from 0.
 
     Raises:
         KeyError: if there is none.
     """
-    if name == "headline":
-        return render_table(make_headline())
     experiment, _, number = name.partition(" ")
-    return render_table(load_section(experiment).tables[int(number)])
+    tables = make_headlines() if experiment == "headline" else load_section(experiment).tables
+    return render_table(tables[int(number)])
 
 
-def make_headline() -> Table:
-    """One line for each head: the paper's accuracy, ours, and what attacks leave."""
+def make_headlines() -> tuple[Table, Table]:
+    """One line for each head: the paper's accuracy and ours; and what attacks leave."""
     accuracy, sizes, attacks, _ = load_section("cifar100").tables
     left = {(row[0].text, row[1].text): row[2:] for row in attacks.rows}
-    rows = []
+    measured, attacked = [], []
     for row, size in zip(accuracy.rows, sizes.rows, strict=True):
-        head = row[0].text
-        middle, small = left[head, "8/255"], left[head, "2/255"]
-        rows.append([*row[:3], *size[1:3], *size[5:7], middle[0], middle[2], small[3], middle[3], middle[4]])
-    columns = [
-        "head",
-        "accuracy, paper",
-        "accuracy, ours",
-        "difference to FC",
-        "to the head without dropout",
-        "NLL",
-        "ECE, %",
-        "FGSM 8/255",
-        "PGD 8/255",
-    ]
-    return Table("", [*columns, "adaptive 2/255", "adaptive 8/255", "audit"], rows)
+        middle, small = left[row[0].text, "8/255"], left[row[0].text, "2/255"]
+        measured.append([*row[:3], *size[1:3], *size[5:7]])
+        attacked.append([row[0], middle[0], middle[2], small[3], middle[3], middle[4]])
+    accuracies = ["accuracy, paper", "accuracy, ours", "difference to FC", "to the head without dropout", "NLL", "ECE, %"]
+    attacks_shown = ["FGSM 8/255", "PGD 8/255", "adaptive 2/255", "adaptive 8/255", "audit"]
+    return Table("", ["head", *accuracies], measured), Table("", ["head", *attacks_shown], attacked)
 
 
 def render_table(table: Table) -> str:
@@ -101,8 +91,7 @@ def update(text: str) -> str:
 
 def main() -> None:
     """Rewrite the pages and the pictures."""
-    for page in PAGES:
-        path = ROOT / page
+    for path in PAGES:
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
     for experiment in ("cifar100", "cifar100-surface", "cifar100-attacks", "beyond-sizes"):
         load_section(experiment)

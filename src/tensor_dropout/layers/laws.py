@@ -1,7 +1,7 @@
 """Laws of the random diagonal ``c`` that tensor dropout puts on a rank axis.
 
 A law draws ``c`` unscaled and knows its mean ``E[c]`` and second moments ``E[c cᵀ]``. All formulas are those of
-the table "Tensor dropout = a random diagonal on each rank axis" in ``docs/laws.md``. θ (``theta``) is the KEEP
+the table "Tensor dropout = a random diagonal on each rank axis" in ``docs/reference/laws.md``. θ (``theta``) is the KEEP
 probability: at θ = 1 every law but :class:`Replacement` keeps every rank.
 
 Masks are written as comparisons of ``torch.rand`` because those trace, compile and export to ONNX with the right

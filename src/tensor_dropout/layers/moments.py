@@ -1,7 +1,7 @@
 """Exact mean and variance of a randomized layer's output, without sampling.
 
 The output is linear in each mask, so its second moment is a quadratic form whose matrix is the Kronecker product of
-the masks' second moments ``S_n = E[c_n c_nᵀ]``. ``docs/theory.md`` derives the forms used here. Two rules run
+the masks' second moments ``S_n = E[c_n c_nᵀ]``. ``docs/explanation/theory.md`` derives the forms used here. Two rules run
 through this file:
 
 - The mean² part is cancelled in the formulas (``⊗S_n - ⊗m_n m_nᵀ`` mode by mode), never by subtracting numbers:
