@@ -1,4 +1,4 @@
-"""docs/how-to/brain-age.md in a smaller form: from a BIDS folder of SIMULATED heads to predicted ages with uncertainty."""
+"""docs/how-to/brain-age.md in miniature: from a BIDS folder of SIMULATED heads to ages with uncertainty."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def test_kept_evaluations_can_be_compared(tmp_path):
 
 
 def test_the_command_of_the_guide_is_the_one_that_made_the_record():
-    """docs/explanation/brain-age.md says that what a reader types there is a run of the table; the settings must agree."""
+    """The command of docs/explanation/brain-age.md is said to make one run of the table: its settings must agree."""
     text = (DOCS / "explanation" / "brain-age.md").read_text(encoding="utf-8")
     (block,) = (each for each in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "rtrl-cp-fold1" in each)
     typed = shlex.split(block.replace("\\\n", " "))

@@ -4,10 +4,10 @@
     python tools/exercise_ukb.py out/ukb-tiny --size 24 28 24 --net resnet-mini --heads rtrl-cp --device cpu
 
 The volumes are SIMULATED (noise on an ellipsoid, as gzipped NIfTI of uint8 in a BIDS folder): the numbers say how fast
-and with how much memory docs/how-to/ukbiobank.toml trains, nothing about heads. Each volume stands for several people, by
-links, so that an epoch has steps enough to be timed. Every head is trained from volumes that stream from the cache, as
-11,500 would; the first head once more with all of them in memory. Only the epochs, with the milestones in proportion,
-and the data differ from the recipe; ranks are the paper's where size and network are. A second start measures all anew.
+and with how much memory docs/how-to/ukbiobank.toml trains, nothing about heads. Each volume stands for several people,
+by links, so that an epoch has steps enough to be timed. Every head is trained from volumes that stream from the
+cache, as 11,500 would; the first head once more with all of them in memory. Only the epochs, with the milestones in
+proportion, and the data differ from the recipe; ranks are the paper's where size and network are. A second start measures all anew.
 
 OUT/exercise.json has all that is printed: volumes per second, peak memory, what the cache costs, and projections.
 """

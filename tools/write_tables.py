@@ -62,9 +62,9 @@ def make_headlines() -> tuple[Table, Table]:
         middle, small = left[row[0].text, "8/255"], left[row[0].text, "2/255"]
         measured.append([*row[:3], *size[1:3], *size[5:7]])
         attacked.append([row[0], middle[0], middle[2], small[3], middle[3], middle[4]])
-    accuracies = ["accuracy, paper", "accuracy, ours", "difference to FC", "to the head without dropout", "NLL", "ECE, %"]
-    attacks_shown = ["FGSM 8/255", "PGD 8/255", "adaptive 2/255", "adaptive 8/255", "audit"]
-    return Table("", ["head", *accuracies], measured), Table("", ["head", *attacks_shown], attacked)
+    scores = ["accuracy, paper", "accuracy, ours", "difference to FC", "to the head without dropout", "NLL", "ECE, %"]
+    left_by = ["FGSM 8/255", "PGD 8/255", "adaptive 2/255", "adaptive 8/255", "audit"]
+    return Table("", ["head", *scores], measured), Table("", ["head", *left_by], attacked)
 
 
 def render_table(table: Table) -> str:

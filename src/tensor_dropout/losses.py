@@ -25,8 +25,9 @@ def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal
     """The mean of ``F.mse_loss(model(x), y)`` over all masks, in closed form.
 
     ``E‖y - f‖² = ‖y - E f‖² + Σ_o Var f_o``: the deterministic regularized loss of the paper's theorems 1 and 2,
-    for every law, format, scaling and output shape. The printed regularizers are not exact (``docs/explanation/theory.md``);
-    ``regularizer="paper"`` keeps them, as an approximation, to reproduce the paper's figures.
+    for every law, format, scaling and output shape. The printed regularizers are not exact
+    (``docs/explanation/theory.md``); ``regularizer="paper"`` keeps them, as an approximation, to reproduce the paper's
+    figures.
 
     The call goes through ``model.forward``, so DDP, FSDP2 and ``torch.compile`` see it. In ``train`` mode other
     random layers of the network still draw; the expectation is over the masks of the last layer. Gradient checkpointing
@@ -68,7 +69,7 @@ def _exact_moments(layer: TensorRegression, x: Tensor) -> Moments:
 
 
 def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
-    """Mean and "variance" as the paper prints them: an approximation (theorems 1 and 2, ``docs/explanation/theory.md``).
+    """Mean and "variance" as the paper prints them: an approximation (``docs/explanation/theory.md``).
 
     CP: ``θ⟨W,x⟩`` and ``θ(1-θ)⟨⟦U0²,..,UN²⟧, x²⟩``. Tucker: ``θ^N⟨W,x⟩`` and
     ``θ^N(1-θ^N)⟨G² ×_0 U0² … ×_N UN², x²⟩`` with N one less than the number of dropped modes, as printed.
@@ -113,7 +114,7 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         ``E[CE] ≈ CE(μ, y) + ½ (Σ_o p_o Σ_oo - pᵀ Σ p)``
 
     (times the sum of y, where it holds probabilities that do not sum to 1). The added term is never negative; it
-    vanishes at θ = 1. Measured (``benchmarks/cross_entropy.py``; errors in ``docs/explanation/theory.md``), it is the closest of
+    vanishes at θ = 1. Measured (``benchmarks/cross_entropy.py``, ``benchmarks/README.md``), it is the closest of
     the forms that need no O×O covariance, except under heavy Tucker dropout; Gaussian quadrature with the full
     covariance is closer at moderate spread.
 

@@ -37,8 +37,8 @@ class Wins(NamedTuple):
     exact_float32: bool
 
 
-# Measured on an H200 in bfloat16, batch 128 and 256 (docs/explanation/speed.md); smaller batches and exact float32 were not.
-# CP at 196 positions takes twice as long as the plain path.
+# Measured on an H200 in bfloat16, batch 128 and 256 (docs/explanation/speed.md); smaller batches and exact float32
+# were not. CP at 196 positions takes twice as long as the plain path.
 WINS = {
     "tucker": Wins(positions=256, exact_float32=False),
     "cp": Wins(positions=64, exact_float32=False),

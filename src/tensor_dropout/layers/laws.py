@@ -1,8 +1,8 @@
 """Laws of the random diagonal ``c`` that tensor dropout puts on a rank axis.
 
 A law draws ``c`` unscaled and knows its mean ``E[c]`` and second moments ``E[c cᵀ]``. All formulas are those of
-the table "Tensor dropout = a random diagonal on each rank axis" in ``docs/reference/laws.md``. θ (``theta``) is the KEEP
-probability: at θ = 1 every law but :class:`Replacement` keeps every rank.
+``docs/reference/laws.md``. θ (``theta``) is the KEEP probability: at θ = 1
+every law but :class:`Replacement` keeps every rank.
 
 Masks are written as comparisons of ``torch.rand`` because those trace, compile and export to ONNX with the right
 rate; the moments are computed in float64 because ratios of binomial tails lose digits in float32.

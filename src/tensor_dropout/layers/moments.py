@@ -1,8 +1,8 @@
 """Exact mean and variance of a randomized layer's output, without sampling.
 
 The output is linear in each mask, so its second moment is a quadratic form whose matrix is the Kronecker product of
-the masks' second moments ``S_n = E[c_n c_nᵀ]``. ``docs/explanation/theory.md`` derives the forms used here. Two rules run
-through this file:
+the masks' second moments ``S_n = E[c_n c_nᵀ]``. The forms used here are derived in
+``docs/explanation/theory.md``. Two rules run through this file:
 
 - The mean² part is cancelled in the formulas (``⊗S_n - ⊗m_n m_nᵀ`` mode by mode), never by subtracting numbers:
   ``E[f²] - (E f)²`` would lose every digit of a small variance.
