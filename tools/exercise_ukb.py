@@ -7,7 +7,8 @@ The volumes are SIMULATED (noise on an ellipsoid, as gzipped NIfTI of uint8 in a
 and with how much memory docs/how-to/ukbiobank.toml trains, nothing about heads. Each volume stands for several people,
 by links, so that an epoch has steps enough to be timed. Every head is trained from volumes that stream from the
 cache, as 11,500 would; the first head once more with all of them in memory. Only the epochs, with the milestones in
-proportion, and the data differ from the recipe; ranks are the paper's where size and network are. A second start measures all anew.
+proportion, and the data differ from the recipe; ranks are the paper's where size and network are. A second start
+measures all anew.
 
 OUT/exercise.json has all that is printed: volumes per second, peak memory, what the cache costs, and projections.
 """

@@ -360,7 +360,6 @@ class Trainer:
         """A whole copy of the trained network; that of a regression answers in the target's unit."""
         self.set_theta(self.config.run.epochs)
         network = copy.deepcopy(gather_network(self.averaged()))
-        head = network.head if isinstance(network, Network) else network
         if self.data.task == "regression":
             rescale_(network, self.targets.std, self.targets.mean)
         return network
@@ -368,6 +367,7 @@ class Trainer:
     def finish(self) -> dict[str, Any]:
         """Evaluate the trained network, on the test part this once, and write model and result."""
         network = self.finished_network()
+        head = network.head if isinstance(network, Network) else network
         result: dict[str, Any] = {
             "task": self.data.task,
             "target": self.data.target,
