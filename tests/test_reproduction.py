@@ -26,7 +26,6 @@ from rich.console import Console
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from tensor_dropout.atomic_files import alone_in
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS
@@ -43,6 +42,7 @@ from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.experiments import digits, paper, recipes, sweep, synthetic
 from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
+from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
 from tensor_dropout_lab.records import describe_command, write_json
 from tensor_dropout_lab.report.characters import escape_latex
@@ -750,10 +750,10 @@ def test_a_signal_ends_the_workers_too(tmp_path):
 def test_a_run_that_another_process_is_at_is_not_called_failed(tmp_path):
     [cell] = list_cells("imagenet/fc")
     folder = tmp_path / cell.experiment / cell.slug
-    with alone_in(folder):
+    with lock_folder(folder):
         assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "missing"
     assert not (folder / "failed.json").exists()
-    with alone_in(folder):
+    with lock_folder(folder):
         assert "1 are missing: another process is at them" in reproduce(tmp_path, "imagenet/fc")
     assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "done"
 

@@ -1,4 +1,4 @@
-"""The exception that the library raises for a user's mistake, and a kind of it that passes by itself."""
+"""The exception that the library raises for a user's mistake."""
 
 
 class TensorDropoutError(ValueError):
@@ -6,7 +6,3 @@ class TensorDropoutError(ValueError):
 
     The message says the operation, what was expected, what came, and which setting to change.
     """
-
-
-class BusyError(TensorDropoutError):
-    """Another process is doing what was asked for."""

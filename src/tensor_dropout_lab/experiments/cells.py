@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tensor_dropout.errors import BusyError, TensorDropoutError
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.version import __version__
 from tensor_dropout_lab.experiments.recipes import Cell
+from tensor_dropout_lab.locks import FolderInUseError
 from tensor_dropout_lab.records import write_json
 
 FORMAT = 1
@@ -125,7 +126,7 @@ def run_cell(cell: Cell, place: Place) -> str:
                     )
         if cell.evaluation is not None:
             evaluate_cell(cell, run, out, place)
-    except BusyError:  # it will be done
+    except FolderInUseError:  # it will be done
         return "missing"
     except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
         message = str(error) if isinstance(error, TensorDropoutError | OSError) else f"{type(error).__name__}: {error}"

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tensor_dropout.atomic_files import alone_in
-from tensor_dropout.errors import BusyError, TensorDropoutError
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import save
 from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.head_outputs import count_parameters
@@ -24,6 +23,7 @@ from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout.optimizer_groups import param_groups
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import Data, StreamSplit
+from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets import Network, build_net, load_backbone, rescale_
 from tensor_dropout_lab.network_loading import read_state
 from tensor_dropout_lab.training.baselines import predict_ridge
@@ -78,11 +78,7 @@ def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
         choose_speed(config, data, process.device, process.world, sampler.steps_per_epoch)
         check_task(config, data)
         find_radius(config, data)
-        with alone_in(folder) if process.is_first else nullcontext(True) as alone:
-            if not alone:
-                raise BusyError(
-                    f"train: another process is training in {folder}; wait for it, or choose another folder with --out"
-                )
+        with lock_folder(folder) if process.is_first else nullcontext():
             if process.is_first:
                 if run.result() is None:
                     check_held_out(data)

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from tensor_dropout.atomic_files import is_in_use, replacing
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data.base import Data, Split
+from tensor_dropout_lab.locks import is_in_use
 from tensor_dropout_lab.nets.heads import LowRankLinear
 from tensor_dropout_lab.records import describe_environment, write_json
 from tensor_dropout_lab.training.checkpoint import list_checkpoints

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tensor_dropout.atomic_files import one_at_a_time, replacing
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data.nifti.scans import Image
 from tensor_dropout_lab.data.nifti.volumes import (
@@ -32,6 +32,7 @@ from tensor_dropout_lab.data.nifti.volumes import (
     read_volume,
     resample_shape,
 )
+from tensor_dropout_lab.locks import lock_file, name_lock
 
 _CACHE_VERSION = 2
 _KEPT = 30 * 24 * 3600
@@ -61,10 +62,10 @@ def prepare_cache(
     mark_used(path)
     if _is_whole(path, len(images), recipe.dtype):
         return path
-    with one_at_a_time(path):  # the processes of one training, or several trainings: one prepares, the others wait
+    with lock_file(path):  # the processes of one training, or several trainings: one prepares, the others wait
         if not _is_whole(path, len(images), recipe.dtype):
-            for left in path.parent.glob(f".{path.stem}.*{path.suffix}"):  # by a process that was killed
-                left.unlink(missing_ok=True)
+            for leftover in path.parent.glob(f".{path.stem}.*{path.suffix}"):  # of a process that was killed
+                leftover.unlink(missing_ok=True)
             _write_cache(path, images, headers, recipe)
             _remove_unused(path.parent)
     return path
@@ -77,12 +78,12 @@ def mark_used(path: Path) -> None:
 
 
 def _remove_unused(folder: Path) -> None:
-    """Delete volumes that were prepared here and not used for 30 days, unless a process is about to replace them."""
+    """Delete the prepared volumes in a folder that were not used for 30 days, and their locks."""
     for path in folder.glob(f"nifti-{20 * '[0-9a-f]'}.npy"):
         with suppress(OSError):  # another process was faster, or it is another user's
-            locked = path.with_name(f".{path.name}.lock").exists()
-            if not locked and time.time() - path.stat().st_mtime > _KEPT:
+            if time.time() - path.stat().st_mtime > _KEPT:
                 path.unlink()
+                name_lock(path).unlink(missing_ok=True)
 
 
 def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe: Recipe) -> None:
