@@ -31,12 +31,12 @@ class Decoy(nn.Module):
         return self.net(x.detach()) + self.strength * (decoy - decoy.detach())
 
 
-def audit_model(model, tmp_path, images=150):
+def audit_model(model, tmp_path, images=100):
     x, y = load_digits("test")
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
     examples = Examples(x[chosen], y[chosen], [str(row) for row in chosen.tolist()])
     settings = Settings(
-        budgets=tuple(map(Budget.parse, BUDGETS)), noise=(), steps=20, queries=150, twin_epochs=8, main="0.1"
+        budgets=tuple(map(Budget.parse, BUDGETS)), noise=(), steps=10, queries=60, twin_epochs=5, main="0.1"
     )
     target = Target(model, batch=512)
     outcomes = Outcomes(tmp_path / "outcomes.npz", {})
@@ -57,7 +57,7 @@ FAKES = {
 @pytest.mark.parametrize("fake", FAKES)
 def test_planted_fakes_are_called_gradient_masking(fake, tmp_path):
     wrap, rule = FAKES[fake]
-    images = 60 if "noise" in fake else 150  # nobody leaves early, and every gradient is an average
+    images = 40 if "noise" in fake else 100  # nobody leaves early, and every gradient is an average
     found = audit_model(wrap(train_plain()), tmp_path, images)
     assert found.masked
     assert found.verdict.startswith("GRADIENT MASKING")

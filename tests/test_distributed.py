@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import COMBINATIONS, FORMATS, make_input, make_layer, name_combination
+from layers_under_test import FORMATS, PAIRED, make_input, make_layer, name_combination
 
 WORLD_SIZE = 2
 
@@ -55,8 +55,8 @@ def _run_cases(rank, cases, folder):
     os._exit(0)  # torch's own threads sometimes abort while Python is shut down ("terminate called …", one in ten)
 
 
-def for_every_combination(check):
-    return {f"{check.__name__}: {name_combination(*each)}": (check, *each) for each in COMBINATIONS}
+def for_every_pair(check):
+    return {f"{check.__name__}: {name_combination(*each)}": (check, *each) for each in PAIRED}
 
 
 def for_formats(check, formats):
@@ -118,7 +118,7 @@ def check_ddp_masks(rank, format, law, per_sample):
 
 
 def test_ddp_draws_masks_by_rank_and_averages_gradients(tmp_path):
-    run_on_two_ranks(tmp_path, {**for_every_combination(check_ddp_gradients), **for_every_combination(check_ddp_masks)})
+    run_on_two_ranks(tmp_path, {**for_every_pair(check_ddp_gradients), **for_every_pair(check_ddp_masks)})
 
 
 # FSDP2
@@ -200,7 +200,7 @@ def test_fsdp_trains_like_the_unsharded_net(tmp_path):
     run_on_two_ranks(
         tmp_path,
         {
-            **for_every_combination(check_fsdp_training),
+            **for_every_pair(check_fsdp_training),
             **for_formats(check_fsdp_mixed_precision, FORMATS),
             **for_formats(check_fsdp_fixed_masks, FORMATS),
         },

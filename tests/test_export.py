@@ -12,8 +12,8 @@ from layers_under_test import (
     LAWS,
     PER_SAMPLE,
     count_distinct,
-    every_combination,
     every_format,
+    every_pair,
     make_input,
     make_layer,
     name_combination,
@@ -29,7 +29,7 @@ def seeded_output(function, x):
     return function(x)
 
 
-@every_combination
+@every_pair
 @torch.no_grad()
 def test_exported_eval_agrees_with_eager_at_other_batch_sizes(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, scaling="paper").eval()
@@ -39,7 +39,7 @@ def test_exported_eval_agrees_with_eager_at_other_batch_sizes(format, law, per_s
         assert_close(exported(x), torch.tensordot(x, layer.dense_weight(), dims=3) + layer.bias)
 
 
-@every_combination
+@every_pair
 @torch.no_grad()
 def test_exported_sampling_draws_the_masks_of_eager(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5, at_test="sample").eval()

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from layers_under_test import count_distinct, every_combination, every_format, make_input, make_layer
+from layers_under_test import count_distinct, every_format, every_pair, make_input, make_layer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -17,7 +17,7 @@ def make_pair(format, **options):
     return cpu, x, gpu, x.cuda()
 
 
-@every_combination
+@every_pair
 def test_eval_agrees_with_the_cpu_and_training_runs(format, law, per_sample):
     cpu, x, gpu, x_gpu = make_pair(format, law=law, per_sample=per_sample, scaling="paper", theta=0.5)
     assert gpu.dropout.theta.is_cuda
@@ -30,7 +30,7 @@ def test_eval_agrees_with_the_cpu_and_training_runs(format, law, per_sample):
     assert all(parameter.grad.isfinite().all() for parameter in gpu.parameters())
 
 
-@every_combination
+@every_pair
 def test_gradients_under_equal_masks_agree_with_the_cpu(format, law, per_sample):
     cpu, x, gpu, x_gpu = make_pair(format, law=law, per_sample=per_sample)
     masks = cpu.draw_masks(batch=len(x) if per_sample else None)

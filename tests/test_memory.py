@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import tensor_dropout as td
-from layers_under_test import every_combination, make_input, make_layer
+from layers_under_test import every_pair, make_input, make_layer
 from tensor_dropout.layers.plan import FEW_OUTPUTS
 
 FEATURES = (512, 7, 7)
@@ -116,7 +116,7 @@ def test_cp_keeps_the_projected_channels_and_what_lives_in_rank_space(head, drop
     assert kept_activations(layer, make_input(layer, BATCH).requires_grad_()) <= limit
 
 
-@every_combination
+@every_pair
 def test_saved_bytes_grow_with_the_factors_not_with_the_dense_weight(format, law, per_sample):
     small, large = (make_head(format, n_outputs, law=law, per_sample=per_sample) for n_outputs in (100, 4000))
     x = make_input(small, BATCH).requires_grad_()
@@ -126,7 +126,7 @@ def test_saved_bytes_grow_with_the_factors_not_with_the_dense_weight(format, law
     assert saved_large - saved_small < 1.5 * 4 * added_outputs * 64  # one more row of the last factor each
 
 
-@every_combination
+@every_pair
 def test_no_tensor_is_larger_than_the_features_or_a_factor(format, law, per_sample):
     layer = make_head(format, 1000, law=law, per_sample=per_sample)
     x = make_input(layer, BATCH).requires_grad_()

@@ -9,7 +9,7 @@ from torch import nn
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import every_combination, every_format, make_input, make_layer
+from layers_under_test import every_format, every_pair, make_input, make_layer
 
 # Relative error of an output or gradient with respect to its largest entry: some roundings of each type.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -41,7 +41,7 @@ def exact_step(layer, x, masks):
 
 
 @every_dtype
-@every_combination
+@every_pair
 def test_training_in_every_dtype_is_that_of_float64_up_to_rounding(dtype, format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, dtype=dtype)
     x = make_input(layer)
@@ -53,7 +53,7 @@ def test_training_in_every_dtype_is_that_of_float64_up_to_rounding(dtype, format
 
 
 @every_dtype
-@every_combination
+@every_pair
 def test_random_and_mean_outputs_have_the_dtype_of_the_layer(dtype, format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, dtype=dtype, scaling="paper")
     x = make_input(layer)
@@ -65,7 +65,7 @@ def test_random_and_mean_outputs_have_the_dtype_of_the_layer(dtype, format, law,
 
 
 @every_low_precision
-@every_combination
+@every_pair
 def test_autocast_computes_in_low_precision_and_keeps_float32_gradients(dtype, format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample)
     x = make_input(layer)
@@ -123,7 +123,7 @@ def test_casting_the_network_leaves_theta_in_float32(cast, format):
     assert net.state_dict()["1.dropout.theta"] == torch.tensor(0.3)
 
 
-@every_combination
+@every_pair
 def test_state_dict_without_theta_loads_and_keeps_theta(format, law, per_sample):
     plain = make_layer(format, theta=None, seed=5)
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.3)
@@ -167,7 +167,7 @@ META = {
 
 
 @pytest.mark.parametrize("make_meta_layer", META.values(), ids=META.keys())
-@every_combination
+@every_pair
 def test_a_layer_from_the_meta_device_keeps_theta(make_meta_layer, format, law, per_sample):
     options = {"format": format, "law": law, "per_sample": per_sample, "scaling": "paper"}
     source = make_layer(theta=0.6, **options)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tensor_dropout as td
-from layers_under_test import FORMATS, both_masks, every_combination, every_format, make_input, make_layer
+from layers_under_test import FORMATS, both_masks, every_format, every_pair, make_input, make_layer
 from tensor_dropout import reference
 
 EXACT = {"rtol": 0, "atol": 1e-12}
@@ -114,7 +114,7 @@ def test_mean_gradient_over_all_masks_is_the_deterministic_gradient(format):
     torch.testing.assert_close(means, list(torch.autograd.grad(layer.eval()(x).sum(), parameters)), **EXACT)
 
 
-@every_combination
+@every_pair
 def test_monte_carlo_mean_at_sizes_too_large_to_enumerate(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5, dtype=torch.float64)
     x = make_input(layer, 1)
@@ -152,7 +152,7 @@ def test_paper_scaling_is_inverted_scaling_of_a_rescaled_weight(format, law):
         torch.testing.assert_close(*outputs, **EXACT)
 
 
-@every_combination
+@every_pair
 def test_training_is_random_and_eval_is_not(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample)
     x = make_input(layer)
@@ -162,7 +162,7 @@ def test_training_is_random_and_eval_is_not(format, law, per_sample):
     assert torch.equal(layer(x), layer(x))
 
 
-@every_combination
+@every_pair
 def test_every_parameter_gets_a_gradient_in_training(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample)
     layer(make_input(layer)).square().sum().backward()
@@ -265,7 +265,7 @@ def test_at_test_sample_goes_on_drawing_in_eval(format, scaling):
 # One thinned network over many batches.
 
 
-@every_combination
+@every_pair
 @pytest.mark.parametrize("training", [True, False])
 def test_fixed_masks_keep_one_network_over_many_batches(format, law, per_sample, training):
     layer = make_layer(format, law=law, per_sample=per_sample, dtype=torch.float64, theta=0.5).train(training)

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import count_distinct, every_combination, every_format, make_input, make_layer
+from layers_under_test import count_distinct, every_format, every_pair, make_input, make_layer
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers import laws
 from tensor_dropout_lab.data import load_data
@@ -48,7 +48,7 @@ every_copy = pytest.mark.parametrize("make_copy", COPIES.values(), ids=COPIES.ke
 
 
 @every_copy
-@every_combination
+@every_pair
 def test_a_copy_is_equal_and_independent(make_copy, format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, scaling="paper")
     x = make_input(layer)
@@ -119,7 +119,7 @@ def sample_loss(layer):
     return lambda parameters, x: function(parameters, x).square().sum()
 
 
-@every_combination
+@every_pair
 def test_vmap_draws_a_mask_for_each_sample_or_one_for_all(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5)
     x = make_input(layer, batch=1).expand(30, *layer.input_shape)
@@ -130,7 +130,7 @@ def test_vmap_draws_a_mask_for_each_sample_or_one_for_all(format, law, per_sampl
     assert_close(same, seeded(function, parameters, x[0]).expand_as(same))
 
 
-@every_combination
+@every_pair
 def test_vmap_over_samples_has_the_mean_of_eval(format, law, per_sample):
     shape = {"input_shape": (4, 4), "output_shape": 4, "rank": 4}
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.6, **shape)
@@ -141,7 +141,7 @@ def test_vmap_over_samples_has_the_mean_of_eval(format, law, per_sample):
     assert ((draws.mean(dim=0) - expected).abs() < 5 * draws.std(dim=0) / len(draws) ** 0.5).all()
 
 
-@every_combination
+@every_pair
 def test_vmap_over_an_ensemble_gives_each_member_its_theta(format, law, per_sample):
     thetas = (0.3, 0.6, 1.0)
     layers = [
@@ -154,7 +154,7 @@ def test_vmap_over_an_ensemble_gives_each_member_its_theta(format, law, per_samp
     assert_close(outputs, torch.stack([layer(x) for layer in layers]))
 
 
-@every_combination
+@every_pair
 def test_per_sample_gradients_agree_with_a_loop(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, dtype=torch.float64)
     x = make_input(layer)
@@ -167,7 +167,7 @@ def test_per_sample_gradients_agree_with_a_loop(format, law, per_sample):
             assert_close(gradients[name][k], parameter.grad, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@every_combination
+@every_pair
 def test_per_sample_gradients_differ_where_the_masks_do(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5)
     x = make_input(layer, batch=1).expand(30, *layer.input_shape)
@@ -190,7 +190,7 @@ class UnderMasks(nn.Module):
         return self.layer.regress(x, self.masks)
 
 
-@every_combination
+@every_pair
 def test_first_and_second_derivatives_under_fixed_masks(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, dtype=torch.float64, small=True)
     thinned = UnderMasks(layer, layer.draw_masks(batch=2 if per_sample else None))
