@@ -222,6 +222,22 @@ def test_a_law_without_moments_needs_samples_and_then_says_its_error():
     assert ((sampled.variance - exact.variance).abs() < 6 * sampled.standard_error.variance).all()
 
 
+def test_sampled_moments_are_the_unbiased_ones_of_the_draws():
+    draws = torch.randn(4, 2, 3, dtype=torch.float64)  # (draws, B, outputs)
+    sampled = moments_module.sampled_moments(draws, 1, covariance=False)
+    torch.testing.assert_close((sampled.mean, sampled.variance), (draws.mean(0), draws.var(0)))
+    whole = moments_module.sampled_moments(draws, 1, covariance=True)
+    torch.testing.assert_close(whole.variance, torch.stack([draws[:, b].mT.cov() for b in range(2)]))
+    torch.testing.assert_close(whole.standard_error.variance.diagonal(dim1=1, dim2=2), sampled.standard_error.variance)
+
+
+def test_sampled_covariance_of_several_output_modes_has_both_of_their_shapes():
+    made, x = make("cp-tensor", "bernoulli")
+    exact, sampled = made.moments(x, covariance=True), made.moments(x, covariance=True, n_samples=2000)
+    assert sampled.variance.shape == exact.variance.shape == (3, 2, 2, 2, 2)
+    assert ((sampled.variance - exact.variance).abs() < 6 * sampled.standard_error.variance).all()
+
+
 @pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
 def test_sampled_moments_are_not_the_rounding_of_half_precision(precision):
     layer = td.CPRegression((6, 3, 3), 1, rank=4, dropout=0.9)

@@ -287,6 +287,18 @@ def test_vmap_over_the_batched_product_and_its_gradient():
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("n_last", [True, False])
+def test_forward_over_reverse_is_reverse_over_reverse(n_last):
+    x, matrix = torch.randn(3, 4, 5, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
+
+    def loss(x, matrix):
+        return multiply_batched(x, matrix, n_last).pow(3).sum()
+
+    found = torch.func.hessian(loss, argnums=(0, 1))(x, matrix)
+    expected = torch.func.jacrev(torch.func.jacrev(loss, argnums=(0, 1)), argnums=(0, 1))(x, matrix)
+    torch.testing.assert_close(found, expected)
+
+
 # Few outputs: the weight is formed.
 
 
