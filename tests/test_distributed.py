@@ -1,7 +1,7 @@
 """DDP and FSDP2 on two CPU processes: each rank draws its own masks, and the gradients are averaged.
 
-A worker runs all combinations in one start, and hands back the names of those that failed. Collectives come first
-in each check and comparisons last, so that a failure on one rank does not leave the other one waiting.
+Two processes start once, run all checks of this file and hand back the names of those that failed. Collectives come
+first in each check and comparisons last, so that a failure on one rank does not leave the other one waiting.
 """
 
 import copy
@@ -27,14 +27,24 @@ WORLD_SIZE = 2
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="needs torch with gloo")
 
 
-def run_on_two_ranks(folder, cases):
-    """Run every case, a name with ``(check, *arguments)``, on both ranks; fail with the names of those that failed."""
-    mp.spawn(_run_cases, args=(cases, str(folder)), nprocs=WORLD_SIZE)
-    failures = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
-    assert failures == [{}, {}]
+def run_on_two_ranks(folder, parts):
+    """Run the checks of every part, a name with ``(check, *arguments)``, on both ranks; part -> its failures."""
+    checks = {name: check for part in parts.values() for name, check in part.items()}
+    assert len(checks) == sum(map(len, parts.values()))
+    mp.spawn(_run_checks, args=(checks, str(folder)), nprocs=WORLD_SIZE)
+    failed = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD_SIZE)]
+    return {
+        part: [
+            f"rank {rank}, {name}: {errors[name]}"
+            for rank, errors in enumerate(failed)
+            for name in own
+            if name in errors
+        ]
+        for part, own in parts.items()
+    }
 
 
-def _run_cases(rank, cases, folder):
+def _run_checks(rank, checks, folder):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -44,7 +54,7 @@ def _run_cases(rank, cases, folder):
         timeout=timedelta(seconds=60),
     )
     failures = {}
-    for name, (check, *arguments) in cases.items():
+    for name, (check, *arguments) in checks.items():
         try:
             check(rank, *arguments)
         except Exception as error:
@@ -115,10 +125,6 @@ def check_ddp_masks(rank, format, law, per_sample):
     equal_seeds, different_seeds = gather(draw(seed=5)), gather(draw(seed=5 + rank))
     assert torch.equal(*equal_seeds), "equal seeds must give equal masks"
     assert not torch.allclose(*different_seeds), "different seeds must give different masks"
-
-
-def test_ddp_draws_masks_by_rank_and_averages_gradients(tmp_path):
-    run_on_two_ranks(tmp_path, {**for_every_pair(check_ddp_gradients), **for_every_pair(check_ddp_masks)})
 
 
 # FSDP2
@@ -196,17 +202,6 @@ def check_fsdp_fixed_masks(rank, format):
     assert not torch.allclose(first, second)
 
 
-def test_fsdp_trains_like_the_unsharded_net(tmp_path):
-    run_on_two_ranks(
-        tmp_path,
-        {
-            **for_every_pair(check_fsdp_training),
-            **for_formats(check_fsdp_mixed_precision, FORMATS),
-            **for_formats(check_fsdp_fixed_masks, FORMATS),
-        },
-    )
-
-
 # Expected losses: the call goes through the wrapped network, so that gradients are synchronised
 
 
@@ -227,9 +222,28 @@ def check_expected_losses(rank, format, wrap):
             )
 
 
-def test_expected_losses_are_synchronised(tmp_path):
-    wraps = {"DDP": DistributedDataParallel, "FSDP2": shard}
-    cases = {
-        f"{name} {format}": (check_expected_losses, format, wrap) for name, wrap in wraps.items() for format in FORMATS
-    }
-    run_on_two_ranks(tmp_path, cases)
+WRAPS = {"DDP": DistributedDataParallel, "FSDP2": shard}
+CHECKS = {
+    "DDP draws masks by rank and averages gradients": {
+        **for_every_pair(check_ddp_gradients),
+        **for_every_pair(check_ddp_masks),
+    },
+    "FSDP trains like the unsharded net": {
+        **for_every_pair(check_fsdp_training),
+        **for_formats(check_fsdp_mixed_precision, FORMATS),
+        **for_formats(check_fsdp_fixed_masks, FORMATS),
+    },
+    "expected losses are synchronised": {
+        f"{name} {format}": (check_expected_losses, format, wrap) for name, wrap in WRAPS.items() for format in FORMATS
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    return run_on_two_ranks(tmp_path_factory.mktemp("ranks"), CHECKS)
+
+
+@pytest.mark.parametrize("part", CHECKS)
+def test_on_two_processes(part, failures):
+    assert failures[part] == []

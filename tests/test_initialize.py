@@ -8,7 +8,7 @@ from torch import nn
 
 from layers_under_test import FORMATS, every_format
 
-INITIALISATIONS = 200
+INITIALISATIONS = 100
 TUCKER, TT, CP = "tucker", "tt", "cp"
 
 SHAPES = {"1-D": (6,), "2-D": (6, 4), "3-D": (5, 3, 4)}

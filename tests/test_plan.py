@@ -162,7 +162,7 @@ def test_nothing_larger_than_the_features_or_the_factors_is_built(head, layout):
         assert prod(step.shape) <= largest
 
 
-@pytest.mark.parametrize("n_inputs", [1, 6, 10])
+@pytest.mark.parametrize("n_inputs", [1, 6])
 @every_format
 def test_layers_of_many_modes_are_planned(format, n_inputs):
     layer = FORMATS[format]((2,) * n_inputs, 2, 2, init="normal", dtype=torch.float64)

@@ -262,49 +262,58 @@ def check_refusals(rank):
     assert_close(full(sharded.named_parameters()), dict(layer.named_parameters()))
 
 
-# Two starts of two processes
+# One start of two processes
 
-
-def test_a_sharded_head_is_the_plain_head(tmp_path):
-    passes = {
-        f"{format}, {count} classes, {layout}": (check_pass, format, CLASSES[count], LAYOUTS[layout])
-        for format in FORMATS
-        for count in CLASSES
-        for layout in LAYOUTS
-    }
-    masks, h = {"c10d.broadcast_": 1}, "c10d_functional."
-    run_on_two_ranks(
-        tmp_path,
-        {
-            **passes,
-            **{f"checkpoint, {format}": (check_checkpoint, format) for format in FORMATS},
-            "refusals": (check_refusals,),
-            **{f"parts, {format}": (check_parts, format) for format in FORMATS},
-            "traffic, replicated": (check_communication, Replicate(), masks, {f"{h}all_reduce": 1}),
-            "traffic, own samples": (
-                check_communication,
-                Shard(0),
-                {**masks, f"{h}all_gather_into_tensor": 1},
-                {f"{h}reduce_scatter_tensor": 1, f"{h}all_reduce": 4},  # of h; of the core and the input factors
-            ),
-        },
+PASSES = {
+    f"{format}, {count} classes, {layout}": (check_pass, format, CLASSES[count], LAYOUTS[layout])
+    for format in FORMATS
+    for count in CLASSES
+    for layout in LAYOUTS
+}
+MASKS, OF = {"c10d.broadcast_": 1}, "c10d_functional."
+TRAFFIC = {
+    "traffic, replicated": (check_communication, Replicate(), MASKS, {f"{OF}all_reduce": 1}),
+    "traffic, own samples": (
+        check_communication,
+        Shard(0),
+        {**MASKS, f"{OF}all_gather_into_tensor": 1},
+        {f"{OF}reduce_scatter_tensor": 1, f"{OF}all_reduce": 4},  # of h; of the core and the input factors
+    ),
+}
+TRAININGS = {
+    f"training, {format}, {layout}, {'per sample' if per_sample else 'per batch'}": (
+        check_training,
+        format,
+        LAYOUTS[layout],
+        per_sample,
     )
+    for format in FORMATS
+    for layout in LAYOUTS
+    for per_sample in (False, True)
+}
+CHECKS = {
+    "a sharded head is the plain head": {
+        **PASSES,
+        **{f"checkpoint, {format}": (check_checkpoint, format) for format in FORMATS},
+        "refusals": (check_refusals,),
+        **{f"parts, {format}": (check_parts, format) for format in FORMATS},
+        **TRAFFIC,
+    },
+    "masks are common and training is the plain one": {
+        **TRAININGS,
+        **{check.__name__: (check,) for check in (check_seeds, check_fixed_masks, check_network, check_example)},
+    },
+}
 
 
-def test_masks_are_common_and_training_is_the_plain_one(tmp_path):
-    trainings = {
-        f"{format}, {layout}, {'per sample' if per_sample else 'per batch'}": (
-            check_training,
-            format,
-            LAYOUTS[layout],
-            per_sample,
-        )
-        for format in FORMATS
-        for layout in LAYOUTS
-        for per_sample in (False, True)
-    }
-    single = (check_seeds, check_fixed_masks, check_network, check_example)
-    run_on_two_ranks(tmp_path, {**trainings, **{check.__name__: (check,) for check in single}})
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory):
+    return run_on_two_ranks(tmp_path_factory.mktemp("ranks"), CHECKS)
+
+
+@pytest.mark.parametrize("part", CHECKS)
+def test_on_two_processes(part, failures):
+    assert failures[part] == []
 
 
 def test_layouts_other_than_the_batch_are_refused():

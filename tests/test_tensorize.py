@@ -8,7 +8,7 @@ import json
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tensor_dropout as td
 from surgery_models import (
     BY_NAME,
+    CASES,
     IMAGE,
     TOLERANCES,
     Backbone,
@@ -33,7 +34,6 @@ from surgery_models import (
     as_numpy,
     count,
     dense,
-    every_case,
     every_factorization,
     flat,
     make,
@@ -60,9 +60,14 @@ def get_linear(model, name):
 # Exactness at full rank.
 
 
-@every_case
-@every_factorization
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float32", "float64"])
+# Of case, factorization and dtype every two meet: weights are decomposed in float64, whatever the dtype of the network.
+EXACT = [
+    pytest.param(case, factorization, list(TOLERANCES)[(k + n) % 2], id=f"{case.name}-{factorization}")
+    for (k, case), (n, factorization) in product(enumerate(CASES), enumerate(LAYERS))
+]
+
+
+@pytest.mark.parametrize(("case", "factorization", "dtype"), EXACT)
 def test_full_rank_does_not_change_the_function(case, factorization, dtype):
     model = make(case, dtype)
     x, other = make_batch(case, dtype=dtype), make_batch(case, batch=5, dtype=dtype, seed=2)
@@ -218,9 +223,8 @@ def check_exact(model, x, dtype, factorization="tucker"):
     return replaced
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=["float32", "float64"])
 @pytest.mark.parametrize("name", MONAI)
-def test_monai_networks_convert_exactly(name, dtype):
+def test_monai_networks_convert_exactly(name):
     nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
     from monai.utils import OptionalImportError
 
@@ -229,7 +233,7 @@ def test_monai_networks_convert_exactly(name, dtype):
         model = build(nets)
     except OptionalImportError as error:
         pytest.skip(f"MONAI lacks an optional package of its own: {str(error).splitlines()[0]}")
-    replaced = check_exact(model, torch.randn(2, *shape), dtype)
+    replaced = check_exact(model, torch.randn(2, *shape), torch.float32)
     assert (replaced.name, replaced.kind) == expected
 
 
