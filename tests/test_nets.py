@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import tensor_dropout as td
 from tensor_dropout_lab.nets import HEADS, WeightDropoutTucker, build_head, build_net, load_backbone
 from tensor_dropout_lab.nets.families import FAMILIES
-from tensor_dropout_lab.nets.heads import _DEFAULTS
+from tensor_dropout_lab.nets.head_names import DEFAULTS
 from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet
 
 IMAGE, VOLUME = (1, 8, 8), (1, 16, 20, 16)
@@ -273,8 +273,8 @@ def test_settings_reach_the_head(head):
 
 def test_defaults_are_the_same_everywhere():
     for function in (build_head, build_net):
-        found = {name: entry.default for name, entry in signature(function).parameters.items() if name in _DEFAULTS}
-        assert found == _DEFAULTS
+        found = {name: entry.default for name, entry in signature(function).parameters.items() if name in DEFAULTS}
+        assert found == DEFAULTS
 
 
 def test_modes_reach_the_head():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from math import prod
 from typing import Any, Literal
 
@@ -22,45 +21,14 @@ from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
+from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, HEADS, check_name, refuse_unused
 from tensor_dropout_lab.nets.network import Network
-
-DEFAULT_THETA = 0.9
-"""θ, the KEEP probability, of a random head when none is given."""
 
 _FORMATS: dict[str, type[TensorRegression]] = {"tucker": TuckerRegression, "cp": CPRegression, "tt": TTRegression}
 _AVERAGES: dict[int, type[nn.AdaptiveAvgPool2d] | type[nn.AdaptiveAvgPool3d]] = {
     2: nn.AdaptiveAvgPool2d,
     3: nn.AdaptiveAvgPool3d,
 }
-
-_WEIGHT = ("rank", "init")
-_MASKS = ("theta", "law", "modes", "per_sample", "scaling", "min_rank")
-_SETTINGS: dict[str, tuple[str, ...]] = {
-    "fc": (),
-    "fc+flatten": (),
-    "fc+dropout": ("drop_rate",),
-    "fc+low-rank": ("rank",),
-    **{f"trl-{format}": _WEIGHT for format in _FORMATS},
-    **{f"rtrl-{format}": (*_WEIGHT, *_MASKS) for format in _FORMATS},
-    "trl-tucker+weight-dropout": (*_WEIGHT, "theta"),
-}
-_DEFAULTS: dict[str, Any] = {
-    "rank": None,
-    "init": "pool",
-    "theta": None,
-    "law": "bernoulli",
-    "modes": None,
-    "per_sample": False,
-    "scaling": "inverted",
-    "min_rank": 0,
-    "drop_rate": 0.5,
-}
-
-HEAD_SETTINGS: tuple[str, ...] = tuple(_DEFAULTS)
-"""The settings that heads have; none has all of them."""
-
-HEADS: tuple[str, ...] = tuple(_SETTINGS)
-"""The names that ``build_head`` knows."""
 
 
 def build_head(
@@ -308,22 +276,6 @@ def rescale_(net: nn.Module, scale: Tensor, shift: Tensor) -> None:
     head.bias.copy_(head.bias * scale.to(weight) + shift.to(weight))
 
 
-def check_name(what: str, name: Any, names: Sequence[str]) -> None:
-    """Refuse an unknown name and offer the nearest one.
-
-    Example:
-        >>> check_name("net", "resnet81", ("resnet18", "resnet34"))
-        Traceback (most recent call last):
-        ...
-        tensor_dropout.errors.TensorDropoutError: unknown net 'resnet81', did you mean 'resnet18'? There are:
-        resnet18, resnet34
-    """
-    if name in names:
-        return
-    nearest = get_close_matches(str(name), names, n=1, cutoff=0.0)[0]
-    raise TensorDropoutError(f"unknown {what} {name!r}, did you mean {nearest!r}? There are: {', '.join(names)}")
-
-
 def _check_shapes(feature_shape: tuple[int, ...], outputs: int) -> tuple[int, ...]:
     if type(outputs) is not int or outputs < 1:
         raise TensorDropoutError(f"build_head: outputs is a positive integer, got {outputs!r}")
@@ -347,31 +299,6 @@ def _build_linear(feature_shape: tuple[int, ...], outputs: int, drop_rate: float
             )
         pool.append(nn.Dropout(drop_rate))
     return nn.Sequential(pool, nn.Linear(feature_shape[0], outputs))
-
-
-def leave_out_unused(name: str, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings without those that are for other heads than this one.
-
-    Example:
-        >>> leave_out_unused("fc+dropout", {"outputs": 10, "drop_rate": 0.2, "modes": "all"})
-        {'outputs': 10, 'drop_rate': 0.2}
-    """
-    others = _DEFAULTS.keys() - set(_SETTINGS[name])
-    return {key: value for key, value in settings.items() if key not in others}
-
-
-def refuse_unused(name: str, settings: dict[str, Any]) -> None:
-    """A setting that the head would silently ignore is a mistake."""
-    for setting, value in settings.items():
-        if setting in _SETTINGS[name] or value == _DEFAULTS[setting]:
-            continue
-        if name == "fc+dropout" and setting == "theta":
-            advice = "give drop_rate, which is 1 - theta"
-        elif setting == "drop_rate" and "theta" in _SETTINGS[name]:
-            advice = "give theta, the KEEP probability, which is 1 - drop_rate"
-        else:
-            advice = "that is for " + ", ".join(head for head in HEADS if setting in _SETTINGS[head])
-        raise TensorDropoutError(f"build_head: the head {name!r} takes no {setting}, got {value!r}; {advice}")
 
 
 def _no_moments() -> TensorDropoutError:

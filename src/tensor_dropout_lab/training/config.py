@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import json
 import os
 import tomllib
@@ -17,9 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapte
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, read_types
-from tensor_dropout_lab.nets import HEADS, build_net
 from tensor_dropout_lab.nets.families import find_family
-from tensor_dropout_lab.nets.heads import DEFAULT_THETA, HEAD_SETTINGS, check_name, refuse_unused
+from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, DEFAULTS, HEADS, check_name, refuse_unused
 
 
 class Section(BaseModel):
@@ -171,7 +169,7 @@ def resolve_config(path: str | os.PathLike[str] | None = None, overrides: Mappin
     settings = config.net.settings()
     find_family(config.net.name)
     check_name("head", config.net.head, HEADS)
-    refuse_unused(config.net.head, {key: value for key, value in settings.items() if key in HEAD_SETTINGS})
+    refuse_unused(config.net.head, {key: value for key, value in settings.items() if key in DEFAULTS})
     return config
 
 
@@ -373,12 +371,12 @@ def describe_keys(config: Config) -> str:
 def _describe_unset(config: Config, table: str, key: str) -> str:
     """A key that is not set, as a comment with what it comes to."""
     default = _UNSET.get(f"{table}.{key}")
-    if table == "net" and key in HEAD_SETTINGS:
+    if table == "net" and key in DEFAULTS:
         try:
             refuse_unused(config.net.head, {key: "anything"})
         except TensorDropoutError:
             return f"# {key}: not of the head {config.net.head}"
-        default = inspect.signature(build_net).parameters[key].default if default is None else default
+        default = DEFAULTS[key] if default is None else default
     shown = default if isinstance(default, str) else _as_toml(default)
     return f"# {key} = (not set)" if default is None else f"# {key} = (not set: {shown})"
 
