@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch.utils.data import DataLoader
 
 from tensor_dropout.errors import TensorDropoutError
@@ -188,16 +189,48 @@ def test_training_crops_and_flips_at_random_and_repeats_under_a_seed(folder):
     assert torch.equal(plain[row][0], plain[row][0])
 
 
-def test_random_boxes_lie_inside_and_cover_8_to_100_percent():
-    shares = []
+def draw_boxes(width, height, n=3000):
     generator = torch.Generator().manual_seed(0)
-    for _ in range(500):
-        left, top, right, bottom = draw_box(300, 200, generator)
-        assert 0 <= left < right <= 300
-        assert 0 <= top < bottom <= 200
-        shares.append((right - left) * (bottom - top) / 60_000)
-    assert min(shares) < 0.12
-    assert 0.9 < max(shares) <= 1
+    boxes = np.array([draw_box(width, height, generator) for _ in range(n)])
+    assert (boxes >= -1e-9).all()
+    assert (boxes <= np.array([width, height, width, height]) + 1e-9).all()
+    return boxes, boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+
+
+@pytest.mark.parametrize("shape", [(300, 200), (400, 100), (100, 400), (640, 37), (1, 50)])
+def test_random_crops_keep_their_sides_between_3_to_4_and_4_to_3(shape):
+    _, widths, heights = draw_boxes(*shape, n=500)
+    assert 3 / 4 - 1e-9 <= (widths / heights).min() <= (widths / heights).max() <= 4 / 3 + 1e-9
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (300, 200), (400, 100), (100, 400)])
+def test_random_crops_have_the_distribution_of_uniform_draws_that_fit(shape):
+    """Area and log ratio uniform, up to ten tries until the box fits; else the largest central box within the ratios."""
+    boxes, widths, heights = draw_boxes(*shape)
+    area = shape[0] * shape[1]
+    grid = (np.arange(1000) + 0.5) / 1000
+    shares, log_ratios = np.meshgrid(0.08 + 0.92 * grid, np.log(4 / 3) * (2 * grid - 1), indexing="ij")
+    fits = np.sqrt(shares * area * np.exp(log_ratios)) <= shape[0]
+    fits &= np.sqrt(shares * area / np.exp(log_ratios)) <= shape[1]
+    central = np.isclose(boxes[:, 0] + boxes[:, 2], shape[0]) & np.isclose(boxes[:, 1] + boxes[:, 3], shape[1])
+    failed = int(central.sum())
+    assert stats.binomtest(failed, len(boxes), (1 - fits.mean()) ** 10).pvalue > 0.01
+    drawn = ~central
+    for values, expected in (
+        ((widths * heights / area)[drawn], shares[fits]),
+        (np.log(widths / heights)[drawn], log_ratios[fits]),
+    ):
+        assert stats.kstest(values, np.sort(expected)[:: expected.size // 2000]).pvalue > 0.01
+    for starts, room in ((boxes[drawn, 0], shape[0] - widths[drawn]), (boxes[drawn, 1], shape[1] - heights[drawn])):
+        assert stats.kstest(starts / room, "uniform").pvalue > 0.01
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"), [(1000, 30, (480, 0, 520, 30)), (40, 1000, (0, 473.333, 40, 526.667))]
+)
+def test_a_picture_in_which_no_random_crop_fits_gives_its_centre(width, height, expected):
+    boxes, _, _ = draw_boxes(width, height, n=20)
+    assert boxes == pytest.approx(np.array([expected] * 20), abs=1e-3)
 
 
 def test_validation_is_held_out_of_train_by_seed(folder):

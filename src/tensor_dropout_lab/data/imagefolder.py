@@ -38,6 +38,9 @@ LAYOUT = "Expected: ROOT/train/CLASS/*.JPEG and ROOT/val/CLASS/*.JPEG (or .jpg, 
 _IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of the channels of ImageNet, on 0..255
 _IMAGENET_STD = (58.395, 57.12, 57.375)
 
+_LARGEST_RATIO = 4 / 3  # of the sides of a random crop
+_TRIES = 10
+
 Box = tuple[float, float, float, float]
 
 
@@ -423,14 +426,22 @@ class PictureReader:
 def draw_box(width: int, height: int, generator: torch.Generator) -> Box:
     """A random part: 8 to 100 % of the area, sides in a ratio of 3:4 to 4:3; (left, top, right, bottom).
 
+    The algorithm of torchvision's ``RandomResizedCrop``, without rounding to whole pixels: area and logarithm of the
+    ratio are drawn uniformly, up to ten times, until they fit into the picture. If none fits, the largest part with
+    such a ratio is taken from the centre. Written here because torchvision brings the CUDA build of torch along.
+
     Example:
         >>> left, top, right, bottom = draw_box(400, 300, torch.Generator().manual_seed(0))
         >>> 0 <= left < right <= 400, 0 <= top < bottom <= 300
         (True, True)
     """
-    area, ratio, x, y = torch.rand(4, generator=generator).tolist()
-    area = (0.08 + 0.92 * area) * width * height
-    stretch = math.exp((2 * ratio - 1) * math.log(4 / 3) / 2)
-    wide, high = min(math.sqrt(area) * stretch, width), min(math.sqrt(area) / stretch, height)
-    left, top = x * (width - wide), y * (height - high)
-    return left, top, min(left + wide, width), min(top + high, height)
+    for share, ratio, x, y in torch.rand(_TRIES, 4, generator=generator).tolist():
+        area = (0.08 + 0.92 * share) * width * height
+        stretch = math.exp((ratio - 0.5) * math.log(_LARGEST_RATIO))  # the square root of the ratio
+        box_width, box_height = math.sqrt(area) * stretch, math.sqrt(area) / stretch
+        if box_width <= width and box_height <= height:
+            left, top = x * (width - box_width), y * (height - box_height)
+            return left, top, min(left + box_width, width), min(top + box_height, height)
+    box_width, box_height = min(width, height * _LARGEST_RATIO), min(height, width * _LARGEST_RATIO)
+    left, top = (width - box_width) / 2, (height - box_height) / 2
+    return left, top, min(left + box_width, width), min(top + box_height, height)
