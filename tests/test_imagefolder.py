@@ -205,7 +205,7 @@ def test_random_crops_keep_their_sides_between_3_to_4_and_4_to_3(shape):
 
 @pytest.mark.parametrize("shape", [(256, 256), (300, 200), (400, 100), (100, 400)])
 def test_random_crops_have_the_distribution_of_uniform_draws_that_fit(shape):
-    """Area and log ratio uniform, up to ten tries until the box fits; else the largest central box within the ratios."""
+    """Area and log ratio are uniform, up to ten tries until the box fits; then the largest central box."""
     boxes, widths, heights = draw_boxes(*shape)
     area = shape[0] * shape[1]
     grid = (np.arange(1000) + 0.5) / 1000
