@@ -28,6 +28,7 @@ from tensor_dropout.metrics.measures import (
 from tensor_dropout.metrics.registry import summarize
 from tensor_dropout.robustness.target import Predicted
 from tensor_dropout_lab.evaluation import intervals
+from tensor_dropout_lab.evaluation.describe import describe_outcome
 from tensor_dropout_lab.evaluation.intervals import (
     bootstrap_interval,
     compare,
@@ -37,7 +38,6 @@ from tensor_dropout_lab.evaluation.intervals import (
     proportion_interval,
     seed_interval,
 )
-from tensor_dropout_lab.evaluation.outcomes import describe_outcome
 from tensor_dropout_lab.training import evaluation
 
 

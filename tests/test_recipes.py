@@ -642,4 +642,4 @@ def test_the_miniature_trains(name, tmp_path):
     assert found.record["data"]["simulated"] == (cell.config["data.name"] == "phantom")
     for metric in describe_experiment(cell.experiment).get("metrics", ["accuracy"]):
         assert math.isfinite(found.result["test"][metric])
-    assert not list(found.folder.glob("*.pt"))  # checkpoints are gone
+    assert not list(found.run.folder.glob("*.pt"))  # checkpoints are gone

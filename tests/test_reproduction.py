@@ -548,8 +548,8 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, s
         run_cell(cell, cut)
     found = find_cell(cell, cut.base)
     assert (found.state, found.detail) == ("missing", "cut off; the same command goes on")
-    assert list(found.folder.glob("checkpoint-*.pt"))
-    assert not (found.folder / "failed.json").exists()
+    assert list(found.run.folder.glob("checkpoint-*.pt"))
+    assert not (found.run.folder / "failed.json").exists()
     assert run_cell(cell, cut) == "done"
     assert len(steps) == 6 + 8  # the second and the third epoch, not the first
     folder = Path(cell.experiment, cell.slug)
@@ -1143,7 +1143,7 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
     section = section_of("imagenet-attacks", everything.base, tmp_path)
     for table, cell in zip(section.tables, list_cells("imagenet-attacks"), strict=True):
         found = find_cell(cell, everything.base)
-        outcomes = Outcomes(found.folder / "outcomes.npz", found.evaluation["identity"])
+        outcomes = Outcomes(found.run.folder / "outcomes.npz", found.evaluation["identity"])
         assert table.columns == ["network", "ε", "FGSM", "BIM", "PGD", "adaptive ensemble", "audit"]
         ours = {row[1].text: row[2:] for row in table.rows if row[0].text == MINI}
         assert list(ours) == ["2/255", "8/255", "16/255"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 import shlex
 import subprocess
@@ -13,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensor_dropout_lab.evaluation.outcomes import read_outcomes
 from tensor_dropout_lab.experiments.cells import find_cell
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, list_experiments, load_recipes
+from tensor_dropout_lab.record_store import RecordStore
 from tensor_dropout_lab.training.runs import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -24,10 +25,18 @@ RESULTS = ROOT / "results"
 sys.path.append(str(ROOT / "tools"))
 DOCS = ROOT / "docs"
 PAGES = sorted(page for page in DOCS.rglob("*.md") if "<!-- table" in page.read_text(encoding="utf-8"))
-NETWORKS = [name for name in list_experiments() if not name.startswith("synthetic") and (RESULTS / name).is_dir()]
-RUNS = [path.parent for name in NETWORKS for path in sorted((RESULTS / name).glob("*/cell.json"))]
+STORE = RecordStore(RESULTS)
+NETWORKS = [
+    name for name in list_experiments() if not name.startswith("synthetic") and STORE.list_runs(name)
+]  # of the recipes
 SHOWN = ("clean", "SNR 4", "SNR 1")
-EVALUATIONS = [path.parent for path in sorted(RESULTS.glob("*/*/**/evaluation.json"))]
+
+
+def list_evaluations(experiment):
+    """(run, the folder of an evaluation in it) for every evaluation of an experiment."""
+    names = (("evaluation/evaluation.json", "evaluation"), ("evaluation.json", ""))
+    runs = [STORE.run(experiment, name) for name in STORE.list_runs(experiment)]
+    return [(run, folder) for run in runs for name, folder in names if run.has(name)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -44,7 +53,7 @@ def test_there_are_pages_with_tables():
 
 
 def test_the_digits_page_shows_the_record():
-    heads = json.loads((RESULTS / "digits" / "digits-quick.json").read_text(encoding="utf-8"))["heads"]
+    heads = STORE.run("digits").read("digits-quick.json")["heads"]
     text = (DOCS / "explanation" / "digits.md").read_text(encoding="utf-8")
     for head in heads.values():
         shown = [f"{head['accuracy'][noise]['mean']:.1f} ± {head['accuracy'][noise]['std']:.1f}" for noise in SHOWN]
@@ -73,7 +82,7 @@ def test_kept_evaluations_can_be_compared(tmp_path):
     rows = {row["part"]: row for row in record["pairs"][0]["parts"]}
     assert "adaptive/pgd-ce/8/255" in rows
     for folder in folders:
-        measured = json.loads((Path(folder) / "evaluation" / "evaluation.json").read_text(encoding="utf-8"))
+        measured = STORE.run("cifar100", Path(folder).name).read("evaluation/evaluation.json")
         for worst in measured["summary"]["worst_case"]:
             for protocol in ("paper", "adaptive"):
                 row = rows[f"{protocol}/all/{worst['budget']}"]
@@ -91,7 +100,7 @@ def test_the_command_of_the_guide_is_the_one_that_made_the_record():
         [sys.executable, "-m", "tensor_dropout_lab", *typed[1:], "--keys"], check=True, capture_output=True, text=True
     )
     settings = flatten(tomllib.loads(listed.stdout))
-    made = json.loads((RESULTS / "mri" / "rtrl-cp-fold1-paper-seed0" / "run.json").read_text("utf-8"))["settings"]
+    made = STORE.run("mri", "rtrl-cp-fold1-paper-seed0").read("run.json")["settings"]
     # The folder, the default written out, and when to look and to save: nothing that changes the network.
     free = {"data.root", "data.options.augment", "run.evaluate_every", "run.checkpoint_epochs"}
     assert made["data.options.augment"] is True
@@ -111,11 +120,11 @@ def test_errors_by_training_are_those_of_the_evaluations():
         (name,) = (recipe.name for recipe in load_recipes("mri-noise", "paper") if recipe.row == row[0].text)
         for way, cell in zip(table.columns[1:], row[1:], strict=True):
             pattern = rf"{name}-fold\d-{way}-seed\d"
-            runs = [path for path in (RESULTS / "mri-noise").iterdir() if re.fullmatch(pattern, path.name)]
+            runs = [name for name in STORE.list_runs("mri-noise") if re.fullmatch(pattern, name)]
             errors = [
                 noise["mae"]
                 for run in runs
-                for noise in json.loads((run / "evaluation.json").read_text("utf-8"))["summary"]["noise"]
+                for noise in STORE.run("mri-noise", run).read("evaluation.json")["summary"]["noise"]
                 if (noise["corruption"], noise["level"]) == ("rician", 4)
             ]  # as many seeds in every fold
             assert cell.text == (f"{np.mean(errors):.1f} ({len(runs)})" if runs else "")
@@ -125,34 +134,45 @@ def is_ensemble(recipe):
     return recipe.settings.get("evaluation", {}).get("ensemble", False)
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.parent.name}/{run.name}")
-def test_a_committed_run_is_whole_and_of_its_recipe(run):
+@pytest.mark.parametrize("experiment", NETWORKS)
+def test_committed_runs_are_whole_and_of_their_recipes(experiment):
     cells = {
         cell.slug: cell
-        for recipe in load_recipes(run.parent.name, "paper")
+        for recipe in load_recipes(experiment, "paper")
         for cell in expand(recipe, "paper", seeds=None if is_ensemble(recipe) else range(10))
     }
-    cell = cells[run.name]
-    found = find_cell(cell, RESULTS)
-    assert found.state in ("done", "failed")
-    record = json.loads((run / ("run.json" if cell.of is None else "evaluation.json")).read_text("utf-8"))
-    assert not record["data"]["simulated"]
-    assert len(record["environment"]["commit"]) == 40
-    assert not record["environment"]["dirty"]
-    for path in run.rglob("*.json"):
-        for machine in ("/root", "/tmp", "/dev/shm", "/work"):  # of the machine that ran it
-            assert machine not in path.read_text("utf-8")
+    for name in STORE.list_runs(experiment):
+        cell, run = cells[name], STORE.run(experiment, name)
+        assert run.packed
+        assert find_cell(cell, RESULTS).state in ("done", "failed"), name
+        record = run.read("run.json" if cell.of is None else "evaluation.json")
+        assert not record["data"]["simulated"], name
+        assert len(record["environment"]["commit"]) == 40, name
+        assert not record["environment"]["dirty"], name
 
 
-@pytest.mark.parametrize("folder", EVALUATIONS, ids=lambda folder: str(folder.relative_to(RESULTS)))
-def test_a_reported_number_is_that_of_the_stored_outcomes(folder):
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.jsonl.xz")), ids=lambda path: path.name.partition(".")[0])
+def test_no_record_names_a_folder_of_the_machine_that_ran_it(path):
+    text = lzma.decompress(path.read_bytes()).decode()
+    for machine in ("/root", "/tmp", "/dev/shm", "/work"):
+        assert machine not in text
+
+
+@pytest.mark.parametrize("experiment", [name for name in STORE.list_experiments() if list_evaluations(name)])
+def test_reported_numbers_are_those_of_the_stored_outcomes(experiment):
+    for run, folder in list_evaluations(experiment):
+        check_evaluation(run, folder)
+
+
+def check_evaluation(run, folder):
     from keep_records import MOST
 
-    record = json.loads((folder / "evaluation.json").read_text("utf-8"))
-    if record["summary"]["examples"] > MOST:  # not kept, for their size
-        assert not list(folder.glob("outcomes*"))
+    record = run.read(f"{folder}/evaluation.json".removeprefix("/"))
+    summary = record["summary"]
+    if summary["examples"] > MOST:  # not kept, for their size
+        assert not [name for name in run.names() if name.endswith(".npz")]
         return
-    summary, outcomes = record["summary"], read_outcomes(folder)
+    outcomes = run.read_outcomes(folder)
     if summary["task"] == "regression":
         clean = outcomes["clean"]
         assert np.abs(clean["output"] - clean["target"].reshape(clean["output"].shape)).mean() == pytest.approx(
@@ -181,14 +201,12 @@ def test_a_recipe_says_that_it_was_not_run_only_if_it_was_not(path):
         return
     recipes = [each for each in load_recipes(path.parent.name, "paper") if each.name == path.stem]
     slugs = {cell.slug for recipe in recipes for cell in expand(recipe, "paper")}
-    kept = {run.name for run in RUNS if run.parent.name == path.parent.name}
+    kept = set(STORE.list_runs(path.parent.name))
     assert ("Ours: not run" in path.read_text("utf-8")) == (not slugs & kept)
 
 
-def test_the_repository_stays_small():
+def test_no_weights_are_committed():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a git repository")
-    sizes = {name: (ROOT / name).stat().st_size for name in listed.stdout.decode().split("\0") if name}
-    assert sum(sizes.values()) < 10e6
-    assert not [name for name in sizes if name.endswith((".safetensors", ".pt"))]
+    assert not [name for name in listed.stdout.decode().split("\0") if name.endswith((".safetensors", ".pt"))]

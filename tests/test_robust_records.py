@@ -17,6 +17,7 @@ from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.target import Predicted, Target
 from tensor_dropout_lab.data import StreamSplit, load_data
 from tensor_dropout_lab.evaluation.compare import compare_outcomes
+from tensor_dropout_lab.evaluation.describe import describe_outcome
 from tensor_dropout_lab.evaluation.evaluate import (
     Examples,
     Settings,
@@ -25,7 +26,7 @@ from tensor_dropout_lab.evaluation.evaluate import (
     measure_scale,
     take_examples,
 )
-from tensor_dropout_lab.evaluation.outcomes import Outcomes, describe_outcome, read_outcomes
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.evaluation.protocol import (
     CURVE_STRENGTHS,
     Budget,
@@ -34,6 +35,7 @@ from tensor_dropout_lab.evaluation.protocol import (
 )
 from tensor_dropout_lab.evaluation.runs import evaluate_run
 from tensor_dropout_lab.evaluation.summary import summarize_evaluation, worst_outcome
+from tensor_dropout_lab.record_store import read_outcomes
 from training_runs import run
 
 USUAL = tuple(Budget.parse(f"{strength}/255") for strength in (2, 8, 16))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.evaluation.outcomes import Outcomes, open_outcomes, read_outcomes
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.experiments.cells import FORMAT
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, load_recipes
+from tensor_dropout_lab.record_store import RecordStore
 from tensor_dropout_lab.records import write_json
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
@@ -108,40 +110,71 @@ def test_outcomes_of_very_many_examples_are_not_kept(tmp_path):
     made = Outcomes(tmp_path / "run" / "outcomes.npz", {"networks": ["abc"]})
     made.set_examples(torch.zeros(2001, dtype=torch.long), [str(k) for k in range(2001)])
     made.add("clean", {}, {"predicted": np.zeros(2001, np.int16)}, 2.0)
-    keep_decisions(made.path, tmp_path / "kept" / "outcomes.npz.xz")
-    assert not (tmp_path / "kept").exists()
+    assert keep_decisions(made) is None
 
 
-def test_packed_outcomes_keep_decisions_and_what_is_clean(tmp_path):
-    made = Outcomes(tmp_path / "run" / "outcomes.npz", {"networks": ["abc"]})
+COMMIT = "0123456789" * 4
+
+
+def make_run(folder, commit=None):
+    """The records of a finished run, with an evaluation."""
+    environment = {"torch": "2.13.0", "command": "tensor-dropout reproduce trial --root /data/of/a/machine"}
+    environment |= {} if commit is None else {"commit": commit, "dirty": True}
+    write_json(folder / "cell.json", {"format": FORMAT, "version": "0", "identity": {}})
+    write_json(folder / "run.json", {"settings": {"data.root": "/data/of/a/machine"}, "environment": environment})
+    write_json(folder / "result.json", {"task": "regression", "test": {"mae": 0.1 + 0.2}})
+    lines = [{"epoch": epoch, "loss": 1 / epoch} for epoch in range(1, 21)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    (folder / "predictions.csv").write_text("name,target\nä,1.50\n", "utf-8")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    made = Outcomes(folder / "evaluation" / "outcomes.npz", {"networks": ["abc"]})
     made.set_examples(torch.tensor([0, 1, 1]), ["a", "b", "c"])
     sure = {"predicted": np.array([0, 1, 0], np.int16), "confidence": np.array([0.5, 0.6, 0.7], np.float16)}
     for part in ("clean", "adaptive/pgd-ce/8/255"):
         made.add(part, {"epsilon": 0.1}, sure, 2.0)
-    packed = tmp_path / "kept" / "outcomes.npz.xz"
-    keep_decisions(made.path, packed)
-    kept = read_outcomes(packed.parent)
-    assert kept.names() == made.names()
-    assert kept.settings("clean") == made.settings("clean")
-    assert kept.examples["name"].tolist() == ["a", "b", "c"]
-    assert {part: sorted(kept[part]) for part in kept.names()} == {
+
+
+def keep(source, target, *options):
+    tool = Path(__file__).parents[1] / "tools" / "keep_records.py"
+    command = [sys.executable, str(tool), str(source), str(target), "--commit", COMMIT, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_finished_runs_are_packed_with_what_a_repository_keeps(tmp_path):
+    make_run(tmp_path / "live" / "trial" / "fc-seed0")
+    write_json(tmp_path / "live" / "trial" / "cut-off-seed0" / "cell.json", {"format": FORMAT})
+    made = keep(tmp_path / "live", tmp_path / "kept", "--word", "/data/of/a/machine=FOLDER")
+    assert made.stdout == "trial: fc-seed0\n", made.stderr
+    store = RecordStore(tmp_path / "kept")
+    assert store.list_runs("trial") == ["fc-seed0"]
+    run = store.run("trial", "fc-seed0")
+    record = run.read("run.json")
+    assert record["settings"] == {"data.root": "FOLDER"}
+    assert record["environment"]["command"] == "tensor-dropout reproduce trial --root FOLDER"
+    assert (record["environment"]["commit"], record["environment"]["dirty"]) == (COMMIT, False)
+    assert run.read("result.json")["test"]["mae"] == 0.1 + 0.2
+    assert [line["epoch"] for line in run.read_metrics()] == [10, 20]
+    assert run.read_predictions() == [{"name": "ä", "target": "1.50"}]
+    assert "model.safetensors" not in run.names()
+    outcomes = run.read_outcomes("evaluation")
+    assert {part: sorted(outcomes[part]) for part in outcomes.names()} == {
         "clean": ["confidence", "predicted", "target"],
         "adaptive/pgd-ce/8/255": ["predicted", "target"],
     }
-    for key, values in sure.items():
-        assert kept["clean"][key].dtype == values.dtype
-        assert np.array_equal(kept["clean"][key], values)
-    with pytest.raises(TensorDropoutError, match="nothing is added"):
-        kept.add("noise", {}, sure, 0.0)
-    with pytest.raises(TensorDropoutError, match=r"holds a record that is kept .* choose another folder with --out"):
-        open_outcomes(packed.parent, {"networks": ["other"]})
-    shutil.copyfile(made.path, packed.parent / "outcomes.npz")
-    with pytest.raises(TensorDropoutError, match="holds two evaluations"):
-        read_outcomes(packed.parent)
-    (packed.parent / "outcomes.npz").unlink()
-    assert [path.name for path in packed.parent.iterdir()] == ["outcomes.npz.xz"]
-    whole = packed.read_bytes()
-    for damaged in (b"", b"no archive", whole[: len(whole) // 2]):
-        packed.write_bytes(damaged)
-        with pytest.raises(TensorDropoutError, match=r"outcomes\.npz\.xz cannot be read"):
-            read_outcomes(packed.parent)
+    shutil.rmtree(tmp_path / "live" / "trial")
+    make_run(tmp_path / "live" / "trial" / "trl-seed0")
+    assert keep(tmp_path / "live", tmp_path / "kept").returncode == 0
+    assert store.list_runs("trial") == ["fc-seed0", "trl-seed0"]  # what was packed stays
+    assert store.run("trial", "fc-seed0").read("run.json") == record
+
+
+def test_a_commit_that_does_not_agree_is_refused_unless_it_is_the_clones(tmp_path):
+    other = "9876543210" * 4
+    make_run(tmp_path / "live" / "trial" / "fc-seed0", commit=other)
+    refused = keep(tmp_path / "live", tmp_path / "kept")
+    assert refused.returncode == 1
+    assert f"was made by {other}, not by {COMMIT}" in refused.stderr
+    assert not list(tmp_path.glob("kept/*"))
+    assert keep(tmp_path / "live", tmp_path / "kept", "--clone", other).returncode == 0
+    environment = RecordStore(tmp_path / "kept").run("trial", "fc-seed0").read("run.json")["environment"]
+    assert (environment["commit"], environment["clone"], environment["clone_dirty"]) == (COMMIT, other, True)

@@ -38,9 +38,9 @@ def choose(search: str, results: Path, preset: str = "paper") -> dict[str, list[
             if found.state == "failed":
                 continue
             if found.state != "done":
-                raise SystemExit(f"{found.folder} is {found.state}; run: tensor-dropout reproduce {search}")
-            record = json.loads((found.folder / "result.json").read_text(encoding="utf-8"))
-            score, fold = sign * record["validation"][metric.name], cell.point.get(FOLD)
+                raise SystemExit(f"{found.run.folder} is {found.state}; run: tensor-dropout reproduce {search}")
+            assert found.result is not None
+            score, fold = sign * found.result["validation"][metric.name], cell.point.get(FOLD)
             if fold not in best or score > best[fold][0]:
                 best[fold] = score, cell.point
         chosen[recipe.name] = [point for _, point in best.values()]

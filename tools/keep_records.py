@@ -1,7 +1,8 @@
-"""Copy what a repository keeps of finished runs: ``python tools/keep_records.py SOURCE TARGET --commit REV``.
+"""Pack what a repository keeps of finished runs: ``python tools/keep_records.py SOURCE TARGET --commit REV``.
 
-SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``. Kept are
-records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone (packed with xz), and the
+SOURCE is a folder of ``tensor-dropout reproduce``, on whatever machine it was made; TARGET is ``results``, where every
+experiment becomes EXPERIMENT.jsonl.xz (see ``tensor_dropout_lab.record_store``); runs that are packed there already
+stay. Kept are records, every tenth epoch of the metrics, of the outcomes under attack the decisions alone, and the
 predictions of regressions; weights are not. The commit is that of the code that ran, which a machine without its
 history cannot know; where it was known, both must agree, or the machine's clone is named: files were sent there that
 it had not committed. Folders of that machine become words.
@@ -10,79 +11,60 @@ it had not committed. Folders of that machine become words.
 from __future__ import annotations
 
 import argparse
-import io
 import json
-import lzma
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tensor_dropout.atomic_files import replacing
-from tensor_dropout_lab.evaluation.outcomes import PACKED, PLAIN
-from tensor_dropout_lab.training.runs import RunFolder
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout_lab.record_store import RecordStore, Run
 
 MOST = 2000  # examples of an evaluation
-RECORDS = ("cell.json", "run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json")
+ENDED = {"result.json", "failed.json", "evaluation.json"}
 
 
-def keep_run(source: Path, target: Path, commit: str, clone: str | None, words: dict[str, str]) -> None:
-    """Copy the records of one run."""
-    for name in RECORDS:
-        if (source / name).is_file():
-            text = (source / name).read_text(encoding="utf-8")
+def keep_run(run: Run, commit: str, clone: str | None, words: dict[str, str]) -> dict[str, Any]:
+    """What is kept of a run, by file."""
+    kept: dict[str, Any] = {}
+    for name in run.names():
+        content = run.read(name)
+        if name.endswith(".json"):
+            text = json.dumps(content)
             for folder, word in words.items():
-                text = text.replace(folder, word)
+                text = text.replace(json.dumps(folder)[1:-1], word)
             record: dict[str, Any] = json.loads(text)
             if "environment" in record:
-                record["environment"] = settle_commit(record["environment"], commit, clone, source / name)
+                record["environment"] = settle_commit(record["environment"], commit, clone, run.folder / name)
             record.pop("classes", None)  # a hundred names, in every record
-            write_record(target / name, record)
-    lines = [line for line in RunFolder(source).metrics() if line["epoch"] % 10 == 0]
-    if lines:
-        with replacing(target / "metrics.jsonl") as temporary:
-            temporary.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    if (source / "result.json").is_file() and json.loads((source / "result.json").read_text())["task"] == "regression":
-        # a line per scan: few, and all is made of them
-        shutil.copyfile(source / "predictions.csv", target / "predictions.csv")
-    for path in (*source.glob(PLAIN), *source.glob(f"*/{PLAIN}")):
-        keep_decisions(path, (target / path.relative_to(source)).with_name(PACKED))
-
-
-def write_record(path: Path, record: dict[str, Any]) -> None:
-    """A line for each key: half a thousand records have to be small, and are still read by people now and then."""
-    lines = ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False, allow_nan=False)}" for key, value in record.items()
-    )
-    with replacing(path) as temporary:
-        temporary.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
+            kept[name] = record
+        elif name == "metrics.jsonl":
+            kept[name] = [line for line in content if line["epoch"] % 10 == 0]
+        elif name == "predictions.csv" and (run.read_record("result.json") or {}).get("task") == "regression":
+            kept[name] = content  # a line per scan: few, and all is made of them
+        elif isinstance(content, Outcomes) and (decisions := keep_decisions(content)) is not None:
+            kept[name] = decisions
+    return kept
 
 
 def settle_commit(environment: dict[str, Any], commit: str, clone: str | None, path: Path) -> dict[str, Any]:
     """The environment with the commit of the code that ran; what the machine's own clone said is kept beside it."""
-    found = environment.get("commit", commit)
-    if clone is not None and found == clone:
-        said = {"clone": clone, "clone_dirty": environment["dirty"]}
-        return environment | {"commit": commit, "dirty": False} | said
-    if found != commit:
-        raise SystemExit(f"{path} was made by {found}, not by {commit}; give its commit")
+    recorded = environment.get("commit", commit)
+    if clone is not None and recorded == clone:
+        of_clone = {"clone": clone, "clone_dirty": environment["dirty"]}
+        return environment | {"commit": commit, "dirty": False} | of_clone
+    if recorded != commit:
+        raise SystemExit(f"{path} was made by {recorded}, not by {commit}; give its commit")
     return {"dirty": False} | environment | {"commit": commit}
 
 
-def keep_decisions(source: Path, target: Path) -> None:
+def keep_decisions(outcomes: Outcomes) -> Outcomes | None:
     """Outcomes without what only says how sure a decision was, but for the clean examples and regressions.
 
     Of more examples than MOST nothing is kept: a quarter of a megabyte for each run.
     """
-    with np.load(source, allow_pickle=False) as file:
-        if len(file["target"]) > MOST:
-            return
-        kept = {name: file[name] for name in file.files if _is_kept(name)}
-    plain = io.BytesIO()
-    np.savez(plain, **kept)
-    with replacing(target) as temporary:
-        temporary.write_bytes(lzma.compress(plain.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+    if len(outcomes.examples["target"]) > MOST:
+        return None
+    arrays = {name: values for name, values in outcomes.arrays().items() if _is_kept(name)}
+    return Outcomes.restore(outcomes.path, outcomes.header(), arrays)
 
 
 def _is_kept(name: str) -> bool:
@@ -91,19 +73,23 @@ def _is_kept(name: str) -> bool:
 
 
 def main() -> None:
-    """Copy all runs that ended, those that failed too."""
+    """Pack all runs that ended, those that failed too."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--commit", required=True)
     parser.add_argument("--clone", metavar="REV", help="of the machine's own clone, if its files were those of COMMIT")
     parser.add_argument("--word", action="append", default=[], metavar="FOLDER=WORD", help="may be repeated")
-    said = parser.parse_args()
-    words = dict(word.split("=", 1) for word in said.word)
-    ends = ("result.json", "failed.json", "evaluation.json")
-    for run in sorted({path.parent for end in ends for path in said.source.glob(f"*/*/{end}")}):
-        keep_run(run, said.target / run.relative_to(said.source), said.commit, said.clone, words)
-        print(run.relative_to(said.source))
+    options = parser.parse_args()
+    words = dict(word.split("=", 1) for word in options.word)
+    source, target = RecordStore(options.source), RecordStore(options.target)
+    for experiment in source.list_experiments():
+        runs = {name: source.run(experiment, name) for name in ("", *source.list_runs(experiment))}
+        ended = {name: run for name, run in runs.items() if not name or ENDED & set(run.names())}
+        kept = {name: keep_run(run, options.commit, options.clone, words) for name, run in ended.items()}
+        if kept := {name: files for name, files in kept.items() if files}:
+            target.pack(experiment, kept)
+            print(f"{experiment}: {', '.join(name or 'its own files' for name in kept)}")
 
 
 if __name__ == "__main__":

@@ -153,14 +153,13 @@ def compare(
         from rich.console import Console
 
         from tensor_dropout_lab.evaluation.compare import compare_outcomes, tabulate_detection, tabulate_uncertainty
-        from tensor_dropout_lab.evaluation.outcomes import read_outcomes
         from tensor_dropout_lab.evaluation.show import print_comparison, print_detection, print_uncertainty
+        from tensor_dropout_lab.record_store import read_outcomes
         from tensor_dropout_lab.records import write_json
 
         if len(folders) < 2:
             raise TensorDropoutError("compare: two evaluations at least are expected, got one")
-        found = [folder / "evaluation" if (folder / "evaluation").is_dir() else folder for folder in folders]
-        first, *others = (read_outcomes(folder) for folder in found)
+        first, *others = (read_outcomes(folder) for folder in folders)
         names = [str(folder) for folder in folders]
         compared = [compare_outcomes(first, other) for other in others]
         for name, rows in zip(names[1:], compared, strict=True):

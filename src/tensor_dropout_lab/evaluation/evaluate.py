@@ -28,7 +28,8 @@ from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer
 from tensor_dropout_lab.data.base import Data, Split, TensorSplit
 from tensor_dropout_lab.data.batches import naming_the_file
-from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes, describe_outcome, slim
+from tensor_dropout_lab.evaluation.describe import describe_outcome
+from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes, slim
 from tensor_dropout_lab.evaluation.protocol import (
     AttackPart,
     Budget,

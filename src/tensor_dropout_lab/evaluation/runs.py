@@ -27,7 +27,7 @@ from tensor_dropout_lab.evaluation.evaluate import (
     measure_scale,
     take_examples,
 )
-from tensor_dropout_lab.evaluation.outcomes import Outcomes, open_outcomes
+from tensor_dropout_lab.evaluation.outcomes import FILE, Outcomes
 from tensor_dropout_lab.evaluation.summary import summarize_evaluation
 from tensor_dropout_lab.records import describe_environment, write_json
 from tensor_dropout_lab.training.processes import choose_device
@@ -105,7 +105,7 @@ def evaluate_run(
         "seed": settings.seed,
         "twin": _fingerprint(twin) if twin is not None else f"trained, {settings.twin_epochs} epochs",
     }
-    outcomes = open_outcomes(folder, identity)
+    outcomes = Outcomes(folder / FILE, identity)
     if outcomes.names():
         print(f"Going on: {len(outcomes.names())} parts in {folder} are done.", file=sys.stderr)
     source = None

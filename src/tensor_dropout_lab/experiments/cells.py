@@ -1,8 +1,9 @@
-"""One cell of a table: its folder, its state, and how it is run."""
+"""One cell of a table: its record, its state, and how it is run."""
 
 from __future__ import annotations
 
 import json
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,75 +12,65 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.version import __version__
 from tensor_dropout_lab.experiments.recipes import Cell
 from tensor_dropout_lab.locks import FolderInUseError
+from tensor_dropout_lab.record_store import LiveRun, RecordStore, Run
 from tensor_dropout_lab.records import write_json
 
 FORMAT = 1
 """Of ``cell.json``; a record of another format is not read."""
 
-CellState = Literal["done", "missing", "failed", "stale", "damaged"]
+RunState = Literal["done", "missing", "failed", "stale", "damaged"]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What is known of a cell.
+class RunRecord:
+    """What is known of a cell's run.
 
     Attributes:
         state: "done"; "missing" (not run, or cut off); "failed"; "stale" (the recipe has changed since); "damaged".
         detail: why.
-        result: the run's ``result.json``, if it is there.
+        run: its files.
+        result: its ``result.json``, if it is there.
         evaluation: its ``evaluation.json``, if it is there.
-        record: its ``run.json`` or the evaluation's environment.
-        folder: where.
+        record: its ``run.json``, if it is there.
     """
 
-    state: CellState
+    state: RunState
     detail: str
-    folder: Path
+    run: Run
     result: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
 
 
-def find_cell(cell: Cell, base: Path) -> Found:
-    """What there is of a cell under a folder of results."""
-    folder = base / cell.experiment / cell.slug
-    if not (folder / "cell.json").is_file():
-        return Found("missing", "not run", folder)
+def find_cell(cell: Cell, base: Path) -> RunRecord:
+    """What there is of a cell under a folder of results, live or packed."""
+    run = RecordStore(base).run(cell.experiment, cell.slug)
     try:
-        said = _read(folder / "cell.json")
-        if said is None or said.get("format") != FORMAT:
-            return Found(
-                "damaged", f"its record has format {said and said.get('format')}, this version reads {FORMAT}", folder
-            )
-        failed, result = _read(folder / "failed.json"), _read(folder / "result.json")
-        place = folder if cell.of is not None else folder / "evaluation"
-        evaluation, record = _read(place / "evaluation.json"), _read(folder / "run.json")
+        header = run.read_record("cell.json")
+        if header is None:
+            return RunRecord("missing", "not run", run)
+        if header.get("format") != FORMAT:
+            detail = f"its record has format {header.get('format')}, this version reads {FORMAT}"
+            return RunRecord("damaged", detail, run)
+        failure, result = run.read_record("failed.json"), run.read_record("result.json")
+        evaluation = run.read_record("evaluation.json" if cell.of is not None else "evaluation/evaluation.json")
+        settings = run.read_record("run.json")
     except ValueError as error:
-        return Found("damaged", f"a record cannot be read: {error}", folder)
-    found = {"result": result, "evaluation": evaluation, "record": record}
-    if failed is not None:
-        return Found("failed", failed.get("error", "no reason was written down"), folder)
-    if not _is_of(said, cell):
-        return Found("stale", "the recipe was changed after this run", folder, **found)
+        return RunRecord("damaged", f"a record cannot be read: {error}", run)
+    if failure is not None:
+        return RunRecord("failed", failure.get("error", "no reason was written down"), run)
+    if not _is_of(header, cell):
+        return RunRecord("stale", "the recipe was changed after this run", run, result, evaluation, settings)
     trained = cell.of is not None or result is not None
     evaluated = cell.evaluation is None or evaluation is not None
     if not (trained and evaluated):
-        return Found("missing", "cut off; the same command goes on", folder, **found)
-    return Found("done", "", folder, **found)
+        return RunRecord("missing", "cut off; the same command goes on", run, result, evaluation, settings)
+    return RunRecord("done", "", run, result, evaluation, settings)
 
 
-def _is_of(said: dict[str, Any], cell: Cell) -> bool:
+def _is_of(header: dict[str, Any], cell: Cell) -> bool:
     """Whether a ``cell.json`` was written for the cell as its recipe is now."""
-    return said.get("identity") == json.loads(json.dumps(cell.identity()))  # tuples become lists, as in the file
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    read = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(read, dict):
-        raise ValueError(f"{path.name} holds no record")
-    return read
+    return header.get("identity") == json.loads(json.dumps(cell.identity()))  # tuples become lists, as in the file
 
 
 @dataclass(frozen=True)
@@ -106,10 +97,10 @@ def run_cell(cell: Cell, place: Place) -> str:
         "done", "failed", "stale" if it was left alone, or "missing" if another process is at it.
     """
     folder = place.base / cell.experiment / cell.slug
-    found = find_cell(cell, place.base)
-    if found.state == "done" or (found.state == "stale" and not place.rerun_stale):
-        return found.state
-    _make_room(cell, found, place.base)
+    before = find_cell(cell, place.base)
+    if before.state == "done" or (before.state == "stale" and not place.rerun_stale):
+        return before.state
+    _make_room(cell, before, place.base)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failed.json").unlink(missing_ok=True)
     write_json(folder / "cell.json", {"format": FORMAT, "version": __version__, "identity": cell.identity()})
@@ -120,38 +111,53 @@ def run_cell(cell: Cell, place: Place) -> str:
         else:
             run, out = place.base / cell.of.experiment / cell.of.slug, folder
             for source in (cell.of, *cell.others):
-                if find_cell(source, place.base).state != "done":
-                    raise TensorDropoutError(
-                        f"the run that it evaluates, {source.experiment}/{source.slug}, is not done"
-                    )
+                _require_weights(source, place.base)
         if cell.evaluation is not None:
             evaluate_cell(cell, run, out, place)
     except FolderInUseError:  # it will be done
         return "missing"
     except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
-        message = str(error) if isinstance(error, TensorDropoutError | OSError) else f"{type(error).__name__}: {error}"
-        write_json(folder / "failed.json", {"error": message})
+        write_json(folder / "failed.json", _describe_failure(error))
         return "failed"
     return "done"
 
 
-def _make_room(cell: Cell, found: Found, base: Path) -> None:
+def _require_weights(cell: Cell, base: Path) -> None:
+    """Refuse to evaluate a run that is not done, or of which only the records are there."""
+    found, name = find_cell(cell, base), f"{cell.experiment}/{cell.slug}"
+    if found.state != "done":
+        raise TensorDropoutError(f"the run that it evaluates, {name}, is not done")
+    if found.run.packed:
+        raise TensorDropoutError(
+            f"the run that it evaluates, {name}, is a packed record without weights; train it again: reproduce both "
+            "into another folder with --out"
+        )
+
+
+def _describe_failure(error: Exception) -> dict[str, Any]:
+    """The record of a failure; one that we did not foresee comes with its traceback."""
+    if isinstance(error, TensorDropoutError | OSError):
+        return {"error": str(error)}
+    return {"error": f"{type(error).__name__}: {error}", "traceback": "".join(traceback.format_exception(error))}
+
+
+def _make_room(cell: Cell, before: RunRecord, base: Path) -> None:
     """Set aside what cannot be gone on with: nothing that was computed is deleted."""
-    folder = found.folder
-    if found.state == "damaged":
-        for path in (*folder.glob("*.json"), *folder.glob("evaluation/*.json")):
+    run = LiveRun(before.run.folder)
+    if before.state == "damaged":
+        for path in (*run.folder.glob("*.json"), *run.folder.glob("evaluation/*.json")):
             try:
-                _read(path)
+                run.read_record(path.relative_to(run.folder).as_posix())
             except ValueError:
                 path.replace(path.with_name(f"{path.name}.damaged"))
-        said = _read(folder / "cell.json")
-        whole = said is not None and said.get("format") == FORMAT
+        header = run.read_record("cell.json")
+        usable = header is not None and header.get("format") == FORMAT
     else:
-        whole = found.state == "missing" or _is_of(_read(folder / "cell.json") or {}, cell)
-    if not whole and folder.is_dir():
+        usable = before.state == "missing" or _is_of(run.read_record("cell.json") or {}, cell)
+    if not usable and run.folder.is_dir():
         aside = base / ".set-aside" / cell.experiment
         aside.mkdir(parents=True, exist_ok=True)
-        folder.replace(aside / f"{cell.slug}-{len(list(aside.iterdir()))}")
+        run.folder.replace(aside / f"{cell.slug}-{len(list(aside.iterdir()))}")
 
 
 def train_cell(cell: Cell, folder: Path, place: Place) -> None:

@@ -74,7 +74,7 @@ def run_cells(
     console.print(f"{len(pending)} of {len(cells)} runs were to do; now {now}.", highlight=False)
     for each in found:
         if each.state in ("failed", "damaged"):
-            console.print(f"  {each.state}: {each.folder}: {each.detail}", highlight=False, markup=False)
+            console.print(f"  {each.state}: {each.run.folder}: {each.detail}", highlight=False, markup=False)
     if count["stale"]:
         console.print(
             f"  {count['stale']} records are stale: their recipes were changed since; --rerun-stale runs them again",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from tensor_dropout_lab.experiments.recipes import list_experiments
+from tensor_dropout_lab.record_store import RecordStore
 from tensor_dropout_lab.report.model import Report, Section
 from tensor_dropout_lab.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout_lab.report.sections.attacks import build_attacks
@@ -88,16 +88,11 @@ def _environment(bases: Bases) -> list[tuple[str, str]]:
     """Hardware and versions of all records, each combination once."""
     seen: dict[tuple[str, str], None] = {}
     for preset, base in bases.items():
-        patterns = ("*/*/run.json", "*/*.json", "*/*/evaluation.json", "*/*/evaluation/evaluation.json")
-        for path in sorted(path for pattern in patterns for path in base.glob(pattern)):
-            try:
-                said = json.loads(path.read_text(encoding="utf-8")).get("environment")
-            except (ValueError, AttributeError):
+        for environment in RecordStore(base).list_environments():
+            if "torch" not in environment:
                 continue
-            if isinstance(said, dict) and "torch" in said:
-                device = said.get("gpu") or f"{said.get('cpu_count', '?')} CPU cores"
-                versions = (
-                    f"tensor-dropout {said.get('tensor_dropout')}, torch {said['torch']}, Python {said.get('python')}"
-                )
-                seen[SIZES[preset], f"{device}; {versions}"] = None
+            device = environment.get("gpu") or f"{environment.get('cpu_count', '?')} CPU cores"
+            packages = (("tensor-dropout", "tensor_dropout"), ("torch", "torch"), ("Python", "python"))
+            versions = ", ".join(f"{name} {environment.get(key)}" for name, key in packages)
+            seen[SIZES[preset], f"{device}; {versions}"] = None
     return list(seen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,15 +252,6 @@ def describe_surface(panels: Mapping[str, Sequence[Point]]) -> str:
 
 
 # Synthetic data.
-
-
-def read_stage(path: Path) -> dict[str, Any] | None:
-    """The record of a stage, if it is there and whole."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and "variants" in record else None
 
 
 def describe_stage(record: dict[str, Any]) -> list[tuple[float, str, str, str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,8 +12,8 @@ import numpy as np
 from tensor_dropout.metrics.measures import fit_extra_variance, widen
 from tensor_dropout.metrics.registry import summarize
 from tensor_dropout_lab.evaluation.intervals import bootstrap_interval
-from tensor_dropout_lab.evaluation.outcomes import Outcomes, read_outcomes
-from tensor_dropout_lab.experiments.cells import Found
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout_lab.experiments.cells import RunRecord
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.runs import (
@@ -105,7 +104,7 @@ def _check_predictions(runs: Runs) -> Runs:
     )
 
 
-def _check_fold(found: Found) -> Found:
+def _check_fold(found: RunRecord) -> RunRecord:
     if found.state != "done":
         return found
     try:
@@ -115,31 +114,26 @@ def _check_fold(found: Found) -> Found:
         fault = "has no rows, or rows without numbers"
     except (OSError, ValueError, TypeError, KeyError) as error:
         fault = f"cannot be used ({error})"
-    detail = f"{found.folder.name}: predictions.csv {fault}; delete result.json, and reproduce it again"
+    detail = f"{found.run.folder.name}: predictions.csv {fault}; delete result.json, and reproduce it again"
     return replace(found, state="damaged", detail=detail)
 
 
-def _group_seeds(runs: Runs) -> list[list[tuple[int, Found]]]:
+def _group_seeds(runs: Runs) -> list[list[tuple[int, RunRecord]]]:
     """The folds of each seed, if all of them are done."""
-    seeds: dict[int, list[tuple[int, Found]]] = {}
+    seeds: dict[int, list[tuple[int, RunRecord]]] = {}
     for cell, found in runs.found:
         seeds.setdefault(cell.seed, []).append((cell.point.get(FOLD, 0), found))
     return [folds for folds in seeds.values() if all(found.state == "done" for _, found in folds)]
 
 
-def _read_people(folds: Sequence[tuple[int, Found]]) -> People:
-    rows = [(fold, row) for fold, found in folds for row in _read_rows(found.folder)]
+def _read_people(folds: Sequence[tuple[int, RunRecord]]) -> People:
+    rows = [(fold, row) for fold, found in folds for row in found.run.read_predictions()]
     columns = {
         key: np.array([float(row[key]) for _, row in rows])
         for key in ("target", "predicted", "std", "ridge")
         if all(key in row for _, row in rows)
     }
     return People(np.array([row["name"] for _, row in rows]), np.array([fold for fold, _ in rows]), **columns)
-
-
-def _read_rows(folder: Path) -> list[dict[str, str]]:
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 # Errors and bias.
@@ -287,7 +281,7 @@ def _describe_uncertainty(runs: Runs) -> list[Cell]:
     rows = []
     for folds in _group_seeds(runs):
         try:
-            read = [(fold, read_outcomes(found.folder)) for fold, found in folds]
+            read = [(fold, found.run.read_outcomes()) for fold, found in folds]
             rows.append(_measure_folds(read))
         except (OSError, ValueError, KeyError) as error:
             return [Cell("damaged", "damaged", f"the outcomes of {runs.recipe.name} cannot be used: {error}")] * 7

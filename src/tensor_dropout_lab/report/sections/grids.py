@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tensor_dropout.metrics.registry import find_metric
-from tensor_dropout_lab.experiments.cells import Found
+from tensor_dropout_lab.experiments.cells import RunRecord
 from tensor_dropout_lab.experiments.recipes import Cell as RunCell
 from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
@@ -47,7 +47,7 @@ def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
     return open_section(experiment, bases, tables=tables, figures=pictures)
 
 
-def _point(cell: RunCell, found: Found) -> drawings.Point:
+def _point(cell: RunCell, found: RunRecord) -> drawings.Point:
     done = found.result if found.state == "done" else None
     return drawings.Point(
         name_value(cell.point["net.rank"]),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.metrics.registry import find_main
-from tensor_dropout_lab.experiments.cells import Found
+from tensor_dropout_lab.experiments.cells import RunRecord
 from tensor_dropout_lab.experiments.recipes import VARIANT, describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
@@ -102,7 +102,7 @@ def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
     return Cell(f"{mean:.1f} ({sum(map(len, folds.values()))})", "ours")
 
 
-def _read_levels(found: Found, family: str) -> dict[float, float]:
+def _read_levels(found: RunRecord, family: str) -> dict[float, float]:
     """The error at each level of a noise; nothing if the run is not done, or was not shown that noise."""
     if found.state != "done" or not found.evaluation:
         return {}

@@ -12,9 +12,10 @@ import numpy as np
 
 from tensor_dropout.metrics.registry import METRICS, main_metric
 from tensor_dropout_lab.evaluation.intervals import proportion_interval, seed_interval
-from tensor_dropout_lab.experiments.cells import Found, find_cell
+from tensor_dropout_lab.experiments.cells import RunRecord, find_cell
 from tensor_dropout_lab.experiments.recipes import Cell as RunCell
 from tensor_dropout_lab.experiments.recipes import Recipe, describe_experiment, expand, load_recipes
+from tensor_dropout_lab.record_store import LiveRun, RecordStore
 from tensor_dropout_lab.report.model import Cell, Section
 
 SIZES = {"paper": "ours, full size", "quick": "ours, miniature"}
@@ -28,9 +29,9 @@ class Runs:
     """All runs of one recipe in one preset, or those of one point of its grid."""
 
     recipe: Recipe
-    found: list[tuple[Any, Found]]
+    found: list[tuple[Any, RunRecord]]
 
-    def done(self) -> list[Found]:
+    def done(self) -> list[RunRecord]:
         """Those that may be averaged."""
         return [found for _, found in self.found if found.state == "done"]
 
@@ -69,18 +70,18 @@ class Runs:
 def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
     """The recipes of an experiment with what there is of their runs; none without a folder for the preset."""
     runs = []
-    seeds = _find_seeds(bases[preset] / experiment) if preset in bases else None
+    seeds = _find_seeds(experiment, bases[preset]) if preset in bases else None
     for recipe in load_recipes(experiment, preset):
         together = recipe.settings.get("evaluation", {}).get("ensemble", False)  # its folder names its first seed alone
         cells = expand(recipe, preset, seeds=None if together else seeds)
-        missing = Found("missing", "not run", Path())
+        missing = RunRecord("missing", "not run", LiveRun(Path()))
         runs.append(
             Runs(recipe, [(cell, _find_whole(cell, bases[preset]) if preset in bases else missing) for cell in cells])
         )
     return runs
 
 
-def _find_whole(cell: RunCell, base: Path) -> Found:
+def _find_whole(cell: RunCell, base: Path) -> RunRecord:
     """What there is of a cell; damaged, too, if a number that should be in a record of it is none."""
     found = find_cell(cell, base)
     if found.state != "done":
@@ -89,7 +90,7 @@ def _find_whole(cell: RunCell, base: Path) -> Found:
     for name, fault in (("result", find_fault(result)), ("evaluation", _find_evaluation_fault(found.evaluation))):
         if fault is not None:
             advice = f"delete {name}.json, and reproduce it again"
-            return replace(found, state="damaged", detail=f"{found.folder.name}: {name}.json {fault}; {advice}")
+            return replace(found, state="damaged", detail=f"{found.run.folder.name}: {name}.json {fault}; {advice}")
     return found
 
 
@@ -145,10 +146,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def _find_seeds(folder: Path) -> list[int] | None:
+def _find_seeds(experiment: str, base: Path) -> list[int] | None:
     """The seeds that were run; None if there are none."""
-    found = {path.parent.name.rpartition("-seed")[2] for path in folder.glob("*-seed*/cell.json")}
-    return sorted(int(seed) for seed in found if seed.isdigit()) or None
+    names = [name.rpartition("-seed") for name in RecordStore(base).list_runs(experiment)]
+    return sorted({int(seed) for _, dash, seed in names if dash and seed.isdigit()}) or None
 
 
 def label_of(experiment: str, preset: str) -> str:

@@ -6,22 +6,30 @@ from pathlib import Path
 from typing import Any
 
 from tensor_dropout_lab.experiments.synthetic import is_stage_of
+from tensor_dropout_lab.record_store import RecordStore
 from tensor_dropout_lab.report import drawings
-from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
+from tensor_dropout_lab.report.model import Cell, Figure, Section, State, Table
 from tensor_dropout_lab.report.sections.runs import SIZES, Bases, label_of, open_section
+
+
+def _read_stage(experiment: str, base: Path, preset: str) -> tuple[State, dict[str, Any] | None]:
+    """The state of the stage that is shown, and its record if it can be used."""
+    try:
+        record = RecordStore(base).run(experiment).read_record("white.json")
+    except ValueError:
+        return "damaged", None
+    if record is None:
+        return "not run", None
+    if "variants" not in record:
+        return "damaged", None
+    return ("ours", record) if is_stage_of(record, experiment, preset) else ("stale", None)
 
 
 def build_synthetic(experiment: str, bases: Bases, figures: Path) -> Section:
     """A table and a figure for each size."""
     tables, pictures = [], []
     for preset, size in SIZES.items():
-        path = bases[preset] / experiment / "white.json" if preset in bases else None
-        record = drawings.read_stage(path) if path is not None else None
-        state: Any = "not run"
-        if path is not None and path.is_file():
-            state = "damaged" if record is None else "ours" if is_stage_of(record, experiment, preset) else "stale"
-        if state == "stale":
-            record = None
+        state, record = _read_stage(experiment, bases[preset], preset) if preset in bases else ("not run", None)
         columns = [
             "θ",
             "final loss, deterministic",

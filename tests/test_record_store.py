@@ -1,0 +1,161 @@
+"""Records, live and packed: the same files, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import shutil
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.evaluation.evaluate import Settings
+from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout_lab.evaluation.protocol import Budget
+from tensor_dropout_lab.evaluation.runs import evaluate_run
+from tensor_dropout_lab.record_store import LiveRun, RecordStore, open_run, read_outcomes
+from tensor_dropout_lab.records import write_json
+from training_runs import run
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    """A folder of results with a real run, trained for an epoch and attacked."""
+    base = tmp_path_factory.mktemp("live")
+    run(base / "trial" / "fc-seed0", run__epochs=1)
+    settings = Settings("adaptive", (Budget.parse("8/255"),), noise=("gaussian",), repeats=2, steps=1, queries=1)
+    evaluate_run(base / "trial" / "fc-seed0", settings, images=20, device="cpu")
+    write_json(base / "trial" / "stage.json", {"losses": [0.1, 1e-300, -0.0, 2**53 + 1], "environment": {"torch": "2"}})
+    (base / "trial" / "table.md").write_text("a\r\nb\u2028c\n", "utf-8", newline="")
+    return base
+
+
+def pack(live, base):
+    source, store = RecordStore(live), RecordStore(base)
+    store.pack("trial", {name: source.run("trial", name).read_all() for name in ("", *source.list_runs("trial"))})
+    return store
+
+
+def test_a_live_run_comes_back_bit_for_bit(live, tmp_path):
+    store = pack(live, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["trial.jsonl.xz", "trial.npz.xz"]
+    assert store.list_experiments() == RecordStore(live).list_experiments() == ["trial"]
+    assert store.list_runs("trial") == RecordStore(live).list_runs("trial") == ["fc-seed0"]
+    for name in ("", "fc-seed0"):
+        before, after = RecordStore(live).run("trial", name), store.run("trial", name)
+        assert (before.packed, after.packed) == (False, True)
+        assert before.names() == after.names()
+        for file in before.names():
+            one, other = before.read(file), after.read(file)
+            if isinstance(one, Outcomes):
+                assert (one.names(), one.header()) == (other.names(), other.header())
+                assert len(one.arrays()) > 30
+                for key, values in one.arrays().items():
+                    again = other.arrays()[key]
+                    assert (values.dtype, values.shape, values.tobytes()) == (again.dtype, again.shape, again.tobytes())
+            else:  # text shows the bits of a float, the order of keys and -0.0
+                assert json.dumps(one) == json.dumps(other), file
+        assert before.read_metrics() == after.read_metrics()
+    files = store.run("trial", "fc-seed0").names()
+    assert {"run.json", "result.json", "metrics.jsonl", "predictions.csv", "evaluation/outcomes.npz"} <= set(files)
+    folder = live / "trial" / "fc-seed0"
+    assert store.run("trial", "fc-seed0").read("predictions.csv").encode() == (folder / "predictions.csv").read_bytes()
+    environments = [sorted(map(repr, each.list_environments())) for each in (RecordStore(live), store)]
+    assert environments[0] == environments[1]
+
+
+def test_an_environment_is_kept_once(live, tmp_path):
+    source = RecordStore(live).run("trial", "fc-seed0").read_all()
+    RecordStore(tmp_path).pack("trial", {f"fc-seed{seed}": source for seed in range(5)})
+    text = lzma.decompress((tmp_path / "trial.jsonl.xz").read_bytes()).decode()
+    commands = {source[name]["environment"]["command"] for name in ("run.json", "evaluation/evaluation.json")}
+    assert sum(text.count(json.dumps(command)[1:-1]) for command in commands) <= 2
+
+
+def test_outcomes_are_found_by_the_path_of_a_run_packed_or_not(live, tmp_path):
+    pack(live, tmp_path)
+    for base in (live, tmp_path):
+        found = [read_outcomes(base / "trial" / "fc-seed0" / part).names() for part in ("", "evaluation")]
+        assert found[0] == found[1] == read_outcomes(live / "trial" / "fc-seed0").names()
+        with pytest.raises(TensorDropoutError, match=r"holds no evaluation.*tensor-dropout evaluate"):
+            read_outcomes(base / "trial" / "no-such-run")
+    with pytest.raises(TensorDropoutError, match="is packed; nothing is added"):
+        read_outcomes(tmp_path / "trial" / "fc-seed0").add("noise", {}, {}, 0.0)
+    assert isinstance(open_run(live / "trial" / "fc-seed0"), LiveRun)
+
+
+def test_a_live_run_counts_before_a_packed_one(live, tmp_path):
+    store = pack(live, tmp_path)
+    write_json(tmp_path / "trial" / "fc-seed0" / "result.json", {"test": {"accuracy": 1.0}})
+    write_json(tmp_path / "trial" / "fc-seed1" / "result.json", {"test": {"accuracy": 2.0}})
+    assert store.list_runs("trial") == ["fc-seed0", "fc-seed1"]
+    assert store.run("trial", "fc-seed0").read("result.json") == {"test": {"accuracy": 1.0}}
+    shutil.rmtree(tmp_path / "trial")
+    assert store.run("trial", "fc-seed0").packed
+
+
+def test_packing_again_keeps_what_is_there_and_replaces_what_is_new(live, tmp_path):
+    store = pack(live, tmp_path)
+    before = store.run("trial", "fc-seed0").read_outcomes("evaluation").arrays()
+    for value in (1, 2):  # the same size in the same second
+        store.pack("trial", {"later": {"result.json": {"value": value, "environment": {"torch": "3"}}}})
+        assert store.run("trial", "later").read("result.json")["value"] == value
+    assert store.list_runs("trial") == ["fc-seed0", "later"]
+    after = store.run("trial", "fc-seed0").read_outcomes("evaluation").arrays()
+    assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_what_is_not_there_is_empty(tmp_path):
+    store = RecordStore(tmp_path / "nowhere")
+    assert store.list_experiments() == store.list_runs("trial") == store.list_environments() == []
+    run = store.run("trial", "fc-seed0")
+    assert run.names() == run.read_metrics() == []
+    assert run.read_record("run.json") is None
+    with pytest.raises(FileNotFoundError, match=r"predictions\.csv"):
+        run.read_predictions()
+
+
+def test_damaged_files_are_named(live, tmp_path):
+    store = pack(live, tmp_path)
+    for name in ("trial.npz.xz", "trial.jsonl.xz"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        contents = [b"", b"no archive", whole[: len(whole) // 2], lzma.compress(b"{}\n"), lzma.compress(b"[1]\n[2]\n")]
+        for content in contents:
+            path.write_bytes(content)
+            with pytest.raises(TensorDropoutError, match=rf"{name} cannot be read .*; restore it"):
+                store.run("trial", "fc-seed0").read_outcomes("evaluation")
+        path.write_bytes(whole)
+    (tmp_path / "trial.jsonl.xz").write_bytes(lzma.compress(b'{"format": 2}\n'))
+    with pytest.raises(TensorDropoutError, match="has format 2, this version reads 1"):
+        store.list_runs("trial")
+
+
+def test_a_live_record_that_is_none_says_so(tmp_path):
+    folder = tmp_path / "trial" / "fc-seed0"
+    write_json(folder / "run.json", {})
+    (folder / "result.json").write_text("[1]", "utf-8")
+    (folder / "metrics.jsonl").write_text('{"epoch": 1}\n{"epo', "utf-8")
+    run = RecordStore(tmp_path).run("trial", "fc-seed0")
+    with pytest.raises(ValueError, match=r"result\.json holds no record"):
+        run.read_record("result.json")
+    assert run.read_metrics() == [{"epoch": 1}]
+
+
+def test_tens_of_thousands_of_runs_are_read_in_seconds(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(20_000, 8, generator=generator, dtype=torch.float64).tolist()
+    environment = {"torch": "2.13.0", "command": "a command"}
+    store = RecordStore(tmp_path)
+    store.pack(
+        "fits",
+        {f"fit-seed{k}": {"result.json": {"test": row, "environment": environment}} for k, row in enumerate(scores)},
+    )
+    start = time.perf_counter()
+    names = store.list_runs("fits")
+    last = store.run("fits", "fit-seed19999").read("result.json")
+    assert time.perf_counter() - start < 5
+    assert (len(names), last["test"], last["environment"]) == (20_000, scores[-1], environment)
