@@ -25,7 +25,7 @@ from tensor_dropout.robustness.audit import ensemble
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS, Data, Source, TensorSplit, load_data
 from tensor_dropout_lab.evaluation import intervals, show
-from tensor_dropout_lab.evaluation.outcomes import read_outcomes
+from tensor_dropout_lab.record_store import read_outcomes
 from training_runs import fork, run, wait
 
 SMALL = ["--images", 60, "--steps", 5, "--queries", 20, "--twin-epochs", 1, "--repeats", 2]
