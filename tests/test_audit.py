@@ -11,9 +11,9 @@ import tensor_dropout as td
 from robust_models import Detached, Noisy, Rounded, Scaled, load_digits, train_plain, train_robust
 from tensor_dropout.robustness import Target
 from tensor_dropout.robustness.audit import LOSS_SLACK, SLACK, UNBOUNDED_ACCURACY, VANISHED_SHARE, Evidence, audit
+from tensor_dropout.robustness.protocol import Budget
 from tensor_dropout_lab.evaluation.evaluate import Examples, Settings, evaluate
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.protocol import Budget
 from tensor_dropout_lab.evaluation.summary import make_audit
 
 BUDGETS = ("0.05", "0.1", "0.2")

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.protocol import Budget
 from tensor_dropout_lab.evaluation.evaluate import Settings
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.protocol import Budget
 from tensor_dropout_lab.evaluation.runs import evaluate_run
 from tensor_dropout_lab.record_store import LiveRun, RecordStore, open_run, read_outcomes
 from tensor_dropout_lab.records import write_json

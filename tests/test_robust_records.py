@@ -14,6 +14,12 @@ from torch import nn
 import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.protocol import (
+    CURVE_STRENGTHS,
+    Budget,
+    plan_attacks,
+    plan_noise,
+)
 from tensor_dropout.robustness.target import Predicted, Target
 from tensor_dropout_lab.data import StreamSplit, load_data
 from tensor_dropout_lab.evaluation.compare import compare_outcomes
@@ -27,12 +33,6 @@ from tensor_dropout_lab.evaluation.evaluate import (
     take_examples,
 )
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.protocol import (
-    CURVE_STRENGTHS,
-    Budget,
-    plan_attacks,
-    plan_noise,
-)
 from tensor_dropout_lab.evaluation.runs import evaluate_run
 from tensor_dropout_lab.evaluation.summary import summarize_evaluation, worst_outcome
 from tensor_dropout_lab.record_store import read_outcomes

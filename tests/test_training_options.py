@@ -196,8 +196,8 @@ def test_an_attack_stays_in_its_radius_and_raises_the_loss():
 
 
 def test_training_on_attacks_withstands_them_better(tmp_path):
+    from tensor_dropout.robustness.protocol import Budget
     from tensor_dropout_lab.evaluation.evaluate import Settings
-    from tensor_dropout_lab.evaluation.protocol import Budget
     from tensor_dropout_lab.evaluation.runs import evaluate_run
 
     left = {}

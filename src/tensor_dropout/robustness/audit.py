@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.metrics.measures import score_images
-from tensor_dropout.robustness.target import VANISHING
+from tensor_dropout.robustness.protocol import PAPER, UNBOUNDED, Role, ensemble, first_loss, name_parts
 
 IMAGES = 2
 """Differences of so many images are chance, however few there are: a threshold in points is never below them."""
@@ -25,6 +25,8 @@ LOSS_SLACK = 3.0
 """In points: how far the cross-entropy may trail the margin loss, and one draw the average of many."""
 UNBOUNDED_ACCURACY = 1.0
 """In percent: the accuracy that an attack without a bound may leave."""
+VANISHING = 1e-20
+"""A gradient below this everywhere counts as vanished: products in a backward pass underflow near it in float32."""
 VANISHED_SHARE = 5.0
 """In percent: the share of images whose gradient may be 0 or vanish."""
 
@@ -138,28 +140,6 @@ class Evidence:
         return 100.0 * scores / max(spread, 1e-12)
 
 
-PAPER = ("fgsm", "bim", "pgd")
-GRADIENT = ("pgd-ce", "pgd-margin", "apgd-ce", "apgd-dlr", "apgd-targeted")
-GRADIENT_REGRESSION = ("pgd-absolute", "pgd-increase", "pgd-decrease", "apgd-absolute")
-BLACK_BOX = ("square", "random")
-
-
-def first_loss(task: str) -> str:
-    """The part that stands for the usual gradient attack."""
-    return "pgd-ce" if task == "classification" else "pgd-absolute"
-
-
-def white_box(task: str, budget: str) -> list[str]:
-    """The gradient attacks of the adaptive ensemble at a radius."""
-    kinds = GRADIENT if task == "classification" else GRADIENT_REGRESSION
-    return [f"adaptive/{kind}/{budget}" for kind in kinds]
-
-
-def ensemble(task: str, budget: str) -> list[str]:
-    """All attacks of the adaptive ensemble at a radius."""
-    return [*white_box(task, budget), *(f"adaptive/{kind}/{budget}" for kind in ("transfer", *BLACK_BOX))]
-
-
 def audit(evidence: Evidence) -> Audit:
     """Make every check that the evidence allows, and say what they amount to.
 
@@ -203,21 +183,21 @@ def _check(evidence: Evidence) -> Iterator[Check]:
         evidence,
         "black box",
         "attacks without gradients must not find what gradients missed",
-        list(BLACK_BOX),
+        "black box",
         OBFUSCATED,
     )
     if evidence.task == "classification":
         yield _check_losses(evidence)
     yield _check_gradients(evidence)
     yield _check_gain(
-        evidence, "transfer", "a twin's gradients must not find what its own missed", ["transfer"], SUBSTITUTES
+        evidence, "transfer", "a twin's gradients must not find what its own missed", "transfer", SUBSTITUTES
     )
     yield _check_randomness(evidence, usual, main)
 
 
 def _check_radii(evidence: Evidence, usual: str) -> Check:
     rule, allowed = "a larger radius must not help the defender", evidence.allow(SLACK)
-    found = [(budget, evidence.damage(f"adaptive/{usual}/{budget}")) for budget in (*evidence.budgets, "unbounded")]
+    found = [(budget, evidence.damage(f"adaptive/{usual}/{budget}")) for budget in (*evidence.budgets, UNBOUNDED)]
     known = [(budget, damage) for budget, damage in found if damage is not None]
     if len(known) < 2:
         return Check("larger radius", rule, None, None, allowed, "not run", EVALUATING)
@@ -231,7 +211,7 @@ def _check_radii(evidence: Evidence, usual: str) -> Check:
 
 def _check_unbounded(evidence: Evidence) -> Check:
     usual = first_loss(evidence.task)
-    parts = [f"adaptive/{kind}/unbounded" for kind in (usual, "pgd-margin")]
+    parts = [f"adaptive/{kind}/{UNBOUNDED}" for kind in (usual, "pgd-margin")]
     damage = evidence.worst(parts)
     if evidence.task == "regression":
         rule = "an attack without a bound must do worse than predicting the mean"
@@ -247,10 +227,11 @@ def _check_unbounded(evidence: Evidence) -> Check:
     return Check("unbounded", rule, left <= allowed, left, allowed, finding, OBFUSCATED)
 
 
-def _check_gain(evidence: Evidence, name: str, rule: str, kinds: list[str], publication: str) -> Check:
+def _check_gain(evidence: Evidence, name: str, rule: str, role: Role, publication: str) -> Check:
     gains = []
     for budget in evidence.budgets:
-        gain = evidence.gain([f"adaptive/{kind}/{budget}" for kind in kinds], white_box(evidence.task, budget))
+        parts, gradient = (name_parts(evidence.task, budget, each) for each in (role, "gradient"))
+        gain = evidence.gain(parts, gradient)
         if gain is not None:
             gains.append((gain, budget))
     if not gains:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import Task
 from tensor_dropout.prediction import at_test, evaluating, predict
+from tensor_dropout.robustness.audit import VANISHING
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.randomness import (
     draw_heads,
@@ -77,8 +78,6 @@ class Nature(NamedTuple):
     zero_gradients: float
 
 
-VANISHING = 1e-20
-"""A gradient below this everywhere counts as vanished: products in a backward pass underflow near it in float32."""
 PASSES = 16
 """Passes of a few examples that are compared, where only that shows whether a network is random."""
 

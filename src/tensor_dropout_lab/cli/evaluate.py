@@ -94,8 +94,8 @@ def evaluate(
     with report_failure("evaluate", "finished parts are kept; the same command goes on"):
         from rich.console import Console
 
+        from tensor_dropout.robustness.protocol import Budget
         from tensor_dropout_lab.evaluation.evaluate import Settings
-        from tensor_dropout_lab.evaluation.protocol import Budget
         from tensor_dropout_lab.evaluation.runs import evaluate_run
         from tensor_dropout_lab.evaluation.show import draw_evaluation, print_evaluation
 

@@ -10,7 +10,7 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.detection import detect
 from tensor_dropout.metrics.measures import score_images
-from tensor_dropout.robustness.audit import PAPER, ensemble
+from tensor_dropout.robustness.protocol import PAPER, ensemble
 from tensor_dropout_lab.evaluation.intervals import bootstrap_interval, compare
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.evaluation.summary import describe_uncertainty, worst_outcome

@@ -19,10 +19,18 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.measures import fit_extra_variance
 from tensor_dropout.progress import show_progress
-from tensor_dropout.robustness.audit import first_loss
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.norms import find_norm
+from tensor_dropout.robustness.protocol import (
+    AttackPart,
+    Budget,
+    NoisePart,
+    Protocol,
+    first_loss,
+    plan_attacks,
+    plan_noise,
+)
 from tensor_dropout.robustness.search import seeded
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer
@@ -30,14 +38,6 @@ from tensor_dropout_lab.data.base import Data, Split, TensorSplit
 from tensor_dropout_lab.data.batches import naming_the_file
 from tensor_dropout_lab.evaluation.describe import describe_outcome
 from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes, slim
-from tensor_dropout_lab.evaluation.protocol import (
-    AttackPart,
-    Budget,
-    NoisePart,
-    Protocol,
-    plan_attacks,
-    plan_noise,
-)
 from tensor_dropout_lab.evaluation.shrinking import Shrunk, shrink
 from tensor_dropout_lab.evaluation.twin import fit_twin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +17,8 @@ from tensor_dropout.metrics.detection import SIGNALS
 from tensor_dropout.metrics.measures import reliability, risk_coverage, score_images
 from tensor_dropout.metrics.outcome_arrays import read_numbers
 from tensor_dropout.metrics.registry import compute_coverage, find_main, main_metric
+from tensor_dropout.robustness.protocol import ATTACKS, CURVE_STRENGTHS, UNBOUNDED
 from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.protocol import CURVE_STRENGTHS
 from tensor_dropout_lab.figures import draw_figure, save_figure
 
 PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"
@@ -180,7 +181,7 @@ def _ends(rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
 def draw_evaluation(record: Mapping[str, Any], outcomes: Outcomes, folder: Path) -> list[Path]:
     """``attacks``, ``noise`` and ``uncertainty`` as PNG and SVG, as far as there is something to draw."""
     summary, paths = record["summary"], []
-    if any(row["budget"] != "unbounded" for row in summary["attacks"]):
+    if any(row["budget"] != UNBOUNDED for row in summary["attacks"]):
         paths += _draw_attacks(summary, folder / "attacks", record["title"])
     if summary["noise"]:
         paths += _draw_noise(summary, folder / "noise", record["title"])
@@ -193,14 +194,13 @@ def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Pa
     metric = main.name
     curves: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in summary["attacks"]:
-        if row["budget"] != "unbounded" and not row["cumulative"] and (row["protocol"], row["attack"]) not in _HELPERS:
+        if row["budget"] != UNBOUNDED and not row["cumulative"] and not _is_check(row):
             curves.setdefault((row["protocol"], row["attack"]), []).append((row["epsilon"], row[metric]))
     with draw_figure(6.0, 3.8) as figure:
         axes = figure.subplots()
         axes.axhline(summary["clean"][metric], color=CLEAN_COLOR, linestyle="--", linewidth=1, label="clean")
-        for (protocol, attack), points in curves.items():
+        for ((protocol, attack), points), marker in zip(curves.items(), itertools.cycle(_MARKERS), strict=False):
             line = "-" if protocol == "paper" else ":"
-            marker = _MARKERS.get(attack, ".")
             color = PAPER_COLOR if protocol == "paper" else ADAPTIVE_COLOR
             axes.plot(
                 *zip(*sorted(set(points)), strict=True), line, marker=marker, color=color, label=f"{protocol}: {attack}"
@@ -226,8 +226,12 @@ def _draw_attacks(summary: Mapping[str, Any], stem: Path, title: str) -> list[Pa
         return save_figure(figure, stem)
 
 
-_HELPERS = {("adaptive", "fgsm"), ("adaptive", "pgd-ce-few"), ("adaptive", "pgd-absolute-few")}
-_MARKERS = {"fgsm": "o", "bim": "s", "pgd": "^", "pgd-ce": "v", "pgd-margin": "P", "pgd-absolute": "v"}
+_MARKERS = "os^vPDX*<>"
+
+
+def _is_check(row: Mapping[str, Any]) -> bool:
+    """Whether an attack is there for the audit alone."""
+    return row["protocol"] == "adaptive" and row["attack"] in ATTACKS and ATTACKS[row["attack"]].role == "check"
 
 
 def _draw_noise(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path]:

@@ -11,8 +11,9 @@ import numpy as np
 from tensor_dropout.metrics.detection import detect
 from tensor_dropout.metrics.measures import score_images, split_targets, widen
 from tensor_dropout.metrics.registry import main_metric, summarize
-from tensor_dropout.robustness.audit import PAPER, Audit, Evidence, audit, ensemble
+from tensor_dropout.robustness.audit import Audit, Evidence, audit
 from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.protocol import PAPER, ensemble
 from tensor_dropout_lab.evaluation.intervals import metric_interval
 from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.metrics.registry import find_main
+from tensor_dropout.robustness.protocol import PAPER
 from tensor_dropout_lab.experiments.recipes import Recipe, describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.runs import SIZES, Bases, Runs, find_runs, label_of, open_section, pool
 
 RADII = ("2/255", "8/255", "16/255")
-ATTACKS = ("fgsm", "bim", "pgd")
 ADAPTIVE = "adaptive ensemble"
 ABOUT = (
     "The paper's attacks are FGSM, BIM and PGD with the cross-entropy. The adaptive ensemble at the same radius "
@@ -66,11 +66,11 @@ def tabulate_attacks(
     rows = []
     if printed is not None and printed.printed:
         for radius in RADII:
-            numbers = [Cell(f"{printed.printed[attack][radius]:g}", "paper") for attack in ATTACKS]
+            numbers = [Cell(f"{printed.printed[attack][radius]:g}", "paper") for attack in PAPER]
             rows.append([Cell("paper"), Cell(radius), *numbers, Cell(""), Cell("")])
     for name, runs in networks.items():
         rows += [[Cell(name), Cell(radius), *_list_attacked(runs, radius)] for radius in RADII]
-    columns = ["network", "ε", *(attack.upper() for attack in ATTACKS), ADAPTIVE, "audit"]
+    columns = ["network", "ε", *(attack.upper() for attack in PAPER), ADAPTIVE, "audit"]
     return Table(caption, columns, rows, _NOTE, label)
 
 
@@ -79,9 +79,9 @@ def _list_attacked(runs: Runs, radius: str) -> list[Cell]:
     broken = runs.broken()
     summaries = runs.summaries()
     if broken is not None or not summaries:
-        return [broken or Cell("not run", "not run")] * (len(ATTACKS) + 1) + [Cell("")]
+        return [broken or Cell("not run", "not run")] * (len(PAPER) + 1) + [Cell("")]
     cells = []
-    for attack in ATTACKS:
+    for attack in PAPER:
         wanted = ("paper", attack, radius)
         cells.append(
             _show(

@@ -1,0 +1,345 @@
+"""Which attacks and which noise an evaluation consists of: a table of attacks, and plans whose parts run one by one.
+
+:data:`ATTACKS` has an entry for every attack of the adaptive protocol: what makes it, for which task and norm, and its
+place. The audit, tables and figures read it. To add an attack, write its file and its entry; one of your own is
+registered by :func:`register_attack`.
+
+Importing this module does not import torch: reports are written from records alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.metrics.outcome_arrays import Task
+from tensor_dropout.robustness.noise import CORRUPTIONS
+
+if TYPE_CHECKING:
+    from tensor_dropout.robustness.search import Attack
+
+Protocol = Literal["paper", "adaptive", "both", "none"]
+Role = Literal["gradient", "transfer", "black box", "check"]
+PAPER: tuple[Literal["fgsm", "bim", "pgd"], ...] = ("fgsm", "bim", "pgd")
+"""The paper's attacks; see :func:`~tensor_dropout.robustness.paper_attack`."""
+PAPER_STRENGTHS = (2, 8, 16)
+CURVE_STRENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)
+UNBOUNDED = "unbounded"
+"""The label of a radius from which every input can be reached."""
+
+
+@dataclass(frozen=True)
+class AttackEntry:
+    """An attack of the adaptive protocol.
+
+    Attributes:
+        name: in records and tables.
+        factory: what makes it: a function or class, or "module.name" of one beside this file. It takes the radius, and
+            as arguments of these names what it needs of ``norm``, ``loss``, ``steps``, ``queries`` and ``seed``.
+        role: "gradient": it follows the network's gradient. "transfer": it is made on a twin. "black box": it uses no
+            gradient. "check": the audit compares it with others at one radius; it is not part of the ensemble.
+        losses: what it maximises: the first of these that suits the task and the number of classes.
+        tasks: of the networks it is for.
+        norms: of the balls it is for.
+        on_all: whether it attacks every example at every radius; else only those that the attacks before it left.
+        divisor: of the numbers of steps and queries.
+        averaged: whether gradients are averaged over the randomness of a random network; one that is not is of no use
+            against others, and left out there.
+    """
+
+    name: str
+    factory: str | Callable[..., Attack] = field(repr=False)
+    role: Role
+    losses: tuple[str, ...] = ()
+    tasks: tuple[Task, ...] = get_args(Task)
+    norms: tuple[str, ...] = ("linf", "l2")
+    on_all: bool = False
+    divisor: int = 1
+    averaged: bool = True
+
+    def make(
+        self, epsilon: float, *, task: Task, classes: int, norm: str, steps: int, queries: int, seed: int
+    ) -> Attack:
+        """The attack at a radius."""
+        if callable(self.factory):
+            factory = self.factory
+        else:
+            module, _, name = self.factory.rpartition(".")
+            factory = getattr(import_module(f"{__package__}.{module}"), name)
+        wanted = inspect.signature(factory).parameters
+        given: dict[str, Any] = {
+            "norm": norm,
+            "steps": max(steps // self.divisor, 1),
+            "queries": max(queries // self.divisor, 1),
+            "seed": seed,
+        }
+        if self.losses:
+            given["loss"] = self._choose_loss(task, classes)
+        attack: Attack = factory(epsilon, **{name: value for name, value in given.items() if name in wanted})
+        return attack
+
+    def _choose_loss(self, task: Task, classes: int) -> str:
+        from tensor_dropout.robustness.losses import find_loss
+
+        for name in self.losses:
+            loss = find_loss(name)
+            if loss.task == task and (task == "regression" or loss.classes <= classes):
+                return name
+        raise TensorDropoutError(
+            f"attack: {self.name} has no loss for a {task} with {classes} outputs; it has {', '.join(self.losses)}"
+        )
+
+
+_CLASSES: tuple[Task, ...] = ("classification",)
+_NUMBERS: tuple[Task, ...] = ("regression",)
+
+ATTACKS: dict[str, AttackEntry] = {
+    entry.name: entry
+    for entry in (
+        AttackEntry("pgd-ce", "iterated.pgd", "gradient", ("cross_entropy",), _CLASSES, on_all=True),
+        AttackEntry("pgd-margin", "iterated.pgd", "gradient", ("margin",), _CLASSES, on_all=True),
+        AttackEntry("pgd-absolute", "iterated.pgd", "gradient", ("absolute",), _NUMBERS, on_all=True),
+        AttackEntry("pgd-increase", "iterated.pgd", "gradient", ("increase",), _NUMBERS, on_all=True),
+        AttackEntry("pgd-decrease", "iterated.pgd", "gradient", ("decrease",), _NUMBERS, on_all=True),
+        AttackEntry("fgsm", "iterated.fgsm", "check", ("cross_entropy", "absolute")),
+        AttackEntry("pgd-ce-few", "iterated.pgd", "check", ("cross_entropy",), _CLASSES, divisor=5),
+        AttackEntry("pgd-absolute-few", "iterated.pgd", "check", ("absolute",), _NUMBERS, divisor=5),
+        AttackEntry("pgd-ce-single", "iterated.pgd", "check", ("cross_entropy",), _CLASSES, averaged=False),
+        AttackEntry("pgd-absolute-single", "iterated.pgd", "check", ("absolute",), _NUMBERS, averaged=False),
+        AttackEntry("apgd-ce", "apgd.APGD", "gradient", ("cross_entropy",), _CLASSES),
+        AttackEntry("apgd-dlr", "apgd.APGD", "gradient", ("dlr", "margin"), _CLASSES),
+        AttackEntry("apgd-targeted", "apgd.APGD", "gradient", ("targeted_dlr", "targeted_margin"), _CLASSES),
+        AttackEntry("apgd-absolute", "apgd.APGD", "gradient", ("absolute",), _NUMBERS),
+        AttackEntry("transfer", "iterated.pgd", "transfer", ("margin", "absolute")),
+        AttackEntry("square", "blackbox.Square", "black box", norms=("linf",)),
+        AttackEntry("random", "blackbox.RandomSearch", "black box", divisor=10),
+    )
+}
+"""Name -> attack of the adaptive protocol. Those on the examples that are left run in this order."""
+
+
+def register_attack(entry: AttackEntry) -> None:
+    """Add an attack of your own to the adaptive protocol: it then counts for the worst case and for the audit.
+
+    Raises:
+        TensorDropoutError: if the name is that of another attack.
+
+    Example:
+        >>> from tensor_dropout.robustness import bim
+        >>> register_attack(AttackEntry("bim-margin", bim, "gradient", ("margin",), ("classification",)))
+        >>> ensemble("classification", "8/255")[-4:]
+        ['adaptive/bim-margin/8/255', 'adaptive/transfer/8/255', 'adaptive/square/8/255', 'adaptive/random/8/255']
+        >>> del ATTACKS["bim-margin"]  # this page does not need it any longer
+    """
+    if ATTACKS.get(entry.name, entry) != entry:
+        raise TensorDropoutError(
+            f"register_attack: the name {entry.name!r} is taken by another attack; choose another one"
+        )
+    ATTACKS[entry.name] = entry
+
+
+def list_attacks(task: str, *roles: Role) -> list[AttackEntry]:
+    """The attacks for a task, of these roles."""
+    return [entry for entry in ATTACKS.values() if task in entry.tasks and entry.role in roles]
+
+
+def first_loss(task: str) -> str:
+    """The attack that stands for the usual one by gradient."""
+    return list_attacks(task, "gradient")[0].name
+
+
+def name_parts(task: str, budget: str, *roles: Role) -> list[str]:
+    """The parts of the adaptive protocol at a radius, of these roles."""
+    return [f"adaptive/{entry.name}/{budget}" for role in roles for entry in list_attacks(task, role)]
+
+
+def ensemble(task: str, budget: str) -> list[str]:
+    """All attacks of the adaptive ensemble at a radius."""
+    return name_parts(task, budget, "gradient", "transfer", "black box")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A radius, in shares of the inputs' range, and how it is written: "8/255".
+
+    Example:
+        >>> Budget.parse("8/255")
+        Budget(label='8/255', epsilon=0.03137254901960784)
+    """
+
+    label: str
+    epsilon: float
+
+    @staticmethod
+    def parse(text: str) -> Budget:
+        """From "8/255" or "0.03".
+
+        Raises:
+            TensorDropoutError: if it is not a positive number.
+        """
+        top, slash, bottom = text.partition("/")
+        try:
+            numbers = [float(top), *([float(bottom)] if slash else [])]
+        except ValueError:
+            numbers = [-1.0]
+        epsilon = numbers[0] / (numbers[1] if len(numbers) > 1 and numbers[1] else 1.0)
+        if min(numbers) <= 0 or not 0 < epsilon < float("inf"):
+            raise TensorDropoutError(f"evaluate: epsilon is a positive number such as 8/255 or 0.03, got {text!r}")
+        return Budget(text, epsilon)
+
+
+@dataclass(frozen=True)
+class AttackPart:
+    """One attack at one radius.
+
+    Attributes:
+        name: "protocol/attack/radius".
+        attack: the attack.
+        transferred: whether it is made on a twin, and its result tried on the target.
+        averaged: whether gradients are averaged over the randomness of a random network.
+        after: parts whose fooled examples need not be attacked again.
+        epsilon: the radius.
+    """
+
+    name: str
+    attack: Attack
+    epsilon: float
+    averaged: bool = True
+    after: tuple[str, ...] = ()
+    transferred: bool = False
+
+    def settings(self) -> dict[str, Any]:
+        """What the outcome depends on, for records."""
+        known: dict[str, Any] = asdict(self.attack) if is_dataclass(self.attack) else {}
+        return {"attack": self.name.split("/")[1], **known, "epsilon": self.epsilon, "averaged": self.averaged}
+
+
+@dataclass(frozen=True)
+class NoisePart:
+    """One family of noise at one level, drawn once."""
+
+    name: str
+    corruption: str
+    level: float
+    draw: int
+
+    def settings(self) -> dict[str, Any]:
+        """What the outcome depends on, for records."""
+        return {"corruption": self.corruption, "level": self.level, "draw": self.draw}
+
+
+Part = AttackPart | NoisePart
+
+
+def plan_attacks(
+    protocol: Protocol,
+    task: Task,
+    classes: int,
+    budgets: Sequence[Budget],
+    *,
+    main: str,
+    norm: str = "linf",
+    steps: int = 50,
+    queries: int = 1000,
+    randomized: bool = False,
+    unbounded: float = 1.0,
+    seed: int = 0,
+) -> list[AttackPart]:
+    """The attacks of a protocol, the cheap ones first.
+
+    - paper: FGSM, BIM and PGD at λ/255 for λ 2, 8, 16 and at the other radii asked for (of linf), and the FGSM curve at
+      λ·1e-3 for λ 1 to 128, as printed.
+    - adaptive: PGD with the cross-entropy and with the margin loss at every radius, then, on those still standing,
+      APGD with three losses, a transfer from a twin, Square and random search; and what the audit needs besides:
+      all of :data:`ATTACKS` that suits the task and the norm.
+
+    Args:
+        protocol: "paper", "adaptive", "both" or "none".
+        task: what the network does.
+        classes: how many classes, or outputs.
+        budgets: the radii of the adaptive protocol, from small to large.
+        main: the label of the radius at which the audit looks closely.
+        norm: "linf" or "l2"; the paper's are linf in any case.
+        steps: of PGD and APGD.
+        queries: of Square; a tenth of them of the random search.
+        randomized: whether the network is random: then attacks with one draw per gradient are added.
+        unbounded: a radius from which every input can be reached.
+        seed: of random starts.
+    """
+    parts: list[AttackPart] = []
+    if protocol in ("paper", "both"):
+        parts += _plan_paper(_usual_loss(task), budgets if norm == "linf" else (), seed)
+    if protocol not in ("adaptive", "both"):
+        return parts
+    suitable = [entry for entry in ATTACKS.values() if task in entry.tasks and norm in entry.norms]
+    wide = [entry for entry in suitable if entry.on_all]
+    checks = [entry for entry in suitable if entry.role == "check" and (entry.averaged or randomized)]
+    settings: dict[str, Any] = {
+        "task": task,
+        "classes": classes,
+        "norm": norm,
+        "steps": steps,
+        "queries": queries,
+        "seed": seed,
+    }
+
+    def plan(entries: Sequence[AttackEntry], budget: Budget) -> Iterator[AttackPart]:
+        for entry in entries:
+            attack = entry.make(budget.epsilon, **settings)
+            yield AttackPart(f"adaptive/{entry.name}/{budget.label}", attack, budget.epsilon, entry.averaged)
+
+    for budget in (*budgets, Budget(UNBOUNDED, unbounded)):
+        parts += plan(wide, budget)
+        if budget.label == main:
+            parts += plan([entry for entry in checks if steps > 1 or entry.divisor == 1], budget)
+    for budget in budgets:
+        before = [f"adaptive/{entry.name}/{budget.label}" for entry in wide]
+        others = [entry for entry in suitable if not entry.on_all and entry.role != "check"]
+        others.sort(key=lambda entry: get_args(Role).index(entry.role))
+        for entry, part in zip(others, plan(others, budget), strict=True):
+            parts.append(replace(part, after=tuple(before), transferred=entry.role == "transfer"))
+            before.append(part.name)
+    return parts
+
+
+def _usual_loss(task: Task) -> str:
+    return "cross_entropy" if task == "classification" else "absolute"
+
+
+def _plan_paper(loss: str, budgets: Sequence[Budget], seed: int) -> list[AttackPart]:
+    from tensor_dropout.robustness.iterated import paper_attack
+
+    parts = []
+    for budget in sorted({*map(_paper_budget, PAPER_STRENGTHS), *budgets}, key=lambda budget: budget.epsilon):
+        for name in PAPER:
+            attack = replace(paper_attack(name, 255 * budget.epsilon, 1 / 255, seed=seed), loss=loss)
+            parts.append(AttackPart(f"paper/{name}/{budget.label}", attack, attack.epsilon, averaged=False))
+    for strength in CURVE_STRENGTHS:
+        attack = replace(paper_attack("fgsm", strength, 1e-3), loss=loss)
+        parts.append(AttackPart(f"paper/fgsm/{strength}e-3", attack, attack.epsilon, averaged=False))
+    return parts
+
+
+def _paper_budget(strength: int) -> Budget:
+    return Budget.parse(f"{strength}/255")
+
+
+def plan_noise(corruptions: Sequence[str], repeats: int) -> list[NoisePart]:
+    """Every level of these families, each drawn ``repeats`` times (once if it draws nothing).
+
+    Raises:
+        TensorDropoutError: if a family is unknown.
+    """
+    parts = []
+    for name in corruptions:
+        if name not in CORRUPTIONS:
+            raise TensorDropoutError(f"evaluate: there is no noise {name!r}; known are {', '.join(CORRUPTIONS)}")
+        corruption = CORRUPTIONS[name]
+        for level in corruption.levels:
+            for draw in range(repeats if corruption.random else 1):
+                parts.append(NoisePart(f"noise/{name}/{level:g}/{draw}", name, level, draw))
+    return parts
