@@ -7,6 +7,7 @@ from types import UnionType
 from typing import Literal, get_args, get_origin
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tensor_dropout.errors import TensorDropoutError
@@ -14,6 +15,8 @@ from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS, describe_options
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.config import Config, parse_value, resolve_config, write_toml
+from tensor_dropout_lab.training.optimizers import OPTIMIZERS, Optimizer, make_optimizer, register_optimizer
+from tensor_dropout_lab.training.schedule import SCHEDULES, Schedule, rate_at, register_schedule
 
 runner = CliRunner()
 
@@ -315,6 +318,28 @@ def test_milestones_of_a_schedule_that_has_none_are_refused():
         resolve_config(overrides={"schedule.milestones": [3], "run.epochs": 10})
 
 
+def test_the_keys_say_which_optimizers_and_schedules_there_are():
+    lines = runner.invoke(cli.app, ["train", "--keys"]).output.splitlines()
+    shown = [line.partition(" # ")[2] for line in lines if line.startswith("name = ")]
+    assert shown[-2:] == ["'sgd' | 'adam' | 'adamw'", "'constant' | 'step' | 'cosine' | 'one-cycle'"]
+
+
+def test_a_schedule_and_an_optimizer_of_one_s_own(monkeypatch):
+    monkeypatch.setitem(SCHEDULES, "linear", Schedule(lambda settings, step, steps, per_epoch: 1 - step / steps))
+    monkeypatch.setitem(OPTIMIZERS, "adagrad", Optimizer(lambda groups, settings, on_gpu: torch.optim.Adagrad(groups)))
+    config = resolve_config(overrides={"schedule.name": "linear", "optimizer.name": "adagrad", "optimizer.lr": 0.5})
+    assert rate_at(config.schedule, 3, 4, 2) == 0.25
+    optimizer = make_optimizer(torch.nn.Linear(2, 2), config.optimizer, torch.device("cpu"))
+    assert type(optimizer) is torch.optim.Adagrad
+    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
+    with pytest.raises(TensorDropoutError, match="nesterov is for sgd"):
+        resolve_config(overrides={"optimizer.name": "adagrad", "optimizer.nesterov": True})
+    for register, table in ((register_schedule, SCHEDULES), (register_optimizer, OPTIMIZERS)):
+        taken, other, *_ = table
+        with pytest.raises(TensorDropoutError, match=f"the name '{taken}' is taken"):
+            register(taken, table[other])
+
+
 def test_targets_are_names_whatever_they_look_like():
     said = {text: parse_value("data.options.target", text) for text in ("age", "2024", "true", "age, sex")}
     assert said == {"age": "age", "2024": "2024", "true": "true", "age, sex": ["age", "sex"]}
@@ -325,7 +350,8 @@ SETTABLE = ["--set", "run.epochs=10", "--set", "optimizer.name=sgd"]  # what som
 
 @pytest.mark.parametrize(("key", "text"), KEYS)
 def test_every_key_can_be_set_on_the_command_line(key, text):
-    text = {"data.name": "phantom", "net.name": "resnet18", "net.head": "fc"}.get(key, text)
+    names = {"data": "phantom", "net": "resnet18", "optimizer": "adam", "schedule": "cosine"}
+    text = {f"{table}.name": name for table, name in names.items()}.get(key, "fc" if key == "net.head" else text)
     needed = ["--set", "schedule.name=step"] if key == "schedule.milestones" else []
     arguments = ["train", "--keys", *SETTABLE, *needed, "--set", f"{key}={text}"]
     result = runner.invoke(cli.app, arguments)

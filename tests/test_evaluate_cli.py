@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest.mock import patch
 
 import numpy as np
@@ -541,19 +542,20 @@ def test_an_interrupted_evaluation_goes_on(runs, whole, tmp_path, place):
 
 
 def test_interrupted_twice_in_the_noise(runs, whole, tmp_path):
-    from tensor_dropout.robustness import noise
+    from tensor_dropout.robustness.noise import CORRUPTIONS, add_gaussian
 
     expected, every = whole
     command = ["evaluate", runs / "cp", "--device", "cpu", *CUT, "--out", tmp_path / "out"]
-    add, drawn = noise.add_gaussian, []
+    drawn = []
 
-    def interrupt(*arguments):
-        drawn.append(arguments)
+    def interrupt(x, snr, generator):
+        drawn.append(snr)
         if len(drawn) in (2, 5):
             raise KeyboardInterrupt
-        return add(*arguments)
+        return add_gaussian(x, snr, generator)
 
-    with watch_attacks() as calls, patch.object(noise, "add_gaussian", interrupt):
+    family = replace(CORRUPTIONS["gaussian"], function=interrupt)
+    with watch_attacks() as calls, patch.dict(CORRUPTIONS, gaussian=family):
         assert [invoke(*command).exit_code for _ in range(3)] == [130, 130, 0]
     assert calls == every
     assert len(drawn) == 5 + 2

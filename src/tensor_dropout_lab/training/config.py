@@ -8,16 +8,46 @@ import os
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PydanticUserError,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, read_types
 from tensor_dropout_lab.nets.families import find_family
 from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, DEFAULTS, HEADS, check_name, refuse_unused
+from tensor_dropout_lab.training.optimizers import OPTIMIZERS
+from tensor_dropout_lab.training.schedule import SCHEDULES
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """A name that has an entry in a table."""
+
+    known: Mapping[str, Any]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """The schema of a text, and the check."""
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def check(self, name: str) -> str:
+        """Refuse other names."""
+        if name not in self.known:
+            raise ValueError(f"input should be one of {', '.join(map(repr, self.known))}")
+        return name
 
 
 class Section(BaseModel):
@@ -59,9 +89,9 @@ class NetConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """SGD with momentum, Adam or AdamW; the factors of tensor layers may have their own rate and decay."""
+    """The optimizer; the factors of tensor layers may have their own rate and decay."""
 
-    name: Literal["sgd", "adam", "adamw"] = "adamw"
+    name: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
     lr: float = Field(3e-3, gt=0)
     weight_decay: float = Field(1e-3, ge=0)
     factor_lr: float | None = Field(None, gt=0)
@@ -72,9 +102,9 @@ class OptimizerConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """The learning rate over the run: constant, step (divided at milestones), cosine or one-cycle; and θ over it."""
+    """The learning rate over the run, and θ over it."""
 
-    name: Literal["constant", "step", "cosine", "one-cycle"] = "one-cycle"
+    name: Annotated[str, OneOf(SCHEDULES)] = "one-cycle"
     milestones: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
     factor: float = Field(0.1, gt=0, lt=1)
     warmup: float = Field(0.3, ge=0, lt=1)
@@ -117,13 +147,15 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Config:
-        if self.schedule.name == "step" and any(m >= self.run.epochs for m in self.schedule.milestones):
+        if self.schedule.milestones and "milestones" not in SCHEDULES[self.schedule.name].uses:
+            owners = " or ".join(repr(name) for name, schedule in SCHEDULES.items() if "milestones" in schedule.uses)
+            raise ValueError(f"schedule.milestones are of schedule.name={owners}, not of {self.schedule.name!r}")
+        if any(milestone >= self.run.epochs for milestone in self.schedule.milestones):
             raise ValueError(f"schedule.milestones are epochs below run.epochs={self.run.epochs}")
-        if self.schedule.name != "step" and self.schedule.milestones:
-            raise ValueError(f'schedule.milestones are of schedule.name="step", not of {self.schedule.name!r}')
         if any(later <= earlier for earlier, later in pairwise(self.schedule.milestones)):
             raise ValueError(f"schedule.milestones are epochs that increase, got {self.schedule.milestones}")
-        if self.optimizer.nesterov and (self.optimizer.name != "sgd" or self.optimizer.momentum == 0):
+        takes_nesterov = "nesterov" in OPTIMIZERS[self.optimizer.name].uses
+        if self.optimizer.nesterov and (not takes_nesterov or self.optimizer.momentum == 0):
             raise ValueError("optimizer.nesterov is for sgd with optimizer.momentum above 0")
         if self.run.sharding == "fsdp" and self.run.ema is not None:
             raise ValueError('run.ema needs run.sharding="ddp": a sharded network has no average here')
@@ -362,7 +394,8 @@ def describe_keys(config: Config) -> str:
             if key == "options":
                 continue
             line = f"{key} = {_as_toml(value)}" if value is not None else _describe_unset(config, table, key)
-            lines.append(f"{line:<36} # {_name_type(field.annotation)}")
+            names = [repr(name) for choice in field.metadata if isinstance(choice, OneOf) for name in choice.known]
+            lines.append(f"{line:<36} # {' | '.join(names) or _name_type(field.annotation)}")
     if config.data.options:
         lines += ["", "[data.options]", *(f"{key} = {_as_toml(value)}" for key, value in config.data.options.items())]
     return "\n".join(lines)

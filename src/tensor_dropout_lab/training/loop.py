@@ -20,7 +20,6 @@ from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.schedule import ThetaSchedule
 from tensor_dropout.metrics.registry import main_metric
-from tensor_dropout.optimizer_groups import param_groups
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import Data, StreamSplit
 from tensor_dropout_lab.locks import lock_folder
@@ -30,6 +29,7 @@ from tensor_dropout_lab.training.baselines import predict_ridge
 from tensor_dropout_lab.training.checkpoint import read_latest, write_checkpoint
 from tensor_dropout_lab.training.config import Config
 from tensor_dropout_lab.training.evaluation import Outcome, evaluate, summarize_outputs
+from tensor_dropout_lab.training.optimizers import make_optimizer
 from tensor_dropout_lab.training.processes import Process, joined
 from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads, tuned_convolutions
 from tensor_dropout_lab.training.runs import RunFolder, describe_head, splits
@@ -145,7 +145,7 @@ class Trainer:
         self.dtype = choose_dtype(config, device)
         self.plain = lay_out_(network.to(device), choose_memory_format(config, data)).train()
         self.network = wrap(self.plain, config, process)
-        self.optimizer = make_optimizer(self.plain, config, device)
+        self.optimizer = make_optimizer(self.plain, config.optimizer, device)
         self.sampler = Sampler(len(data.train), config.run.batch, config.run.seed, process.rank, process.world)
         feed = Feed(data.train, self.sampler, device, config.run.workers)
         self.feed = feed
@@ -438,27 +438,6 @@ def schedule_theta(network: nn.Module, config: Config) -> ThetaSchedule | None:
         return None
     end = float(find_dropouts(network)[0].theta)
     return ThetaSchedule(network, start=start, end=end, steps=max(1, round(share * config.run.epochs)))
-
-
-def make_optimizer(network: nn.Module, config: Config, device: torch.device) -> torch.optim.Optimizer:
-    """SGD, Adam or AdamW over the parameter groups of the network."""
-    settings = config.optimizer
-    groups = param_groups(
-        network,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        factor_lr=settings.factor_lr,
-        factor_decay=settings.factor_decay,
-    )
-    on_gpu = device.type == "cuda"
-    for group in groups:
-        group["initial_lr"] = group["lr"]
-        if on_gpu:  # a captured graph reads the rate from the device
-            group["lr"] = torch.tensor(group["lr"], device=device)
-    if settings.name == "sgd":
-        return torch.optim.SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, fused=on_gpu or None)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.name]
-    return kind(groups, fused=on_gpu or None, capturable=on_gpu)
 
 
 def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
