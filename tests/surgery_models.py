@@ -376,6 +376,13 @@ BY_NAME = {case.name: case for case in CASES}
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
+def rotate(cases, values):
+    """Each case with one of the values in turn; the turns shift, since cases of 1, 2 and 3 axes take turns too."""
+    values = list(values)
+    pairs = [(case, values[(k + k // len(values)) % len(values)]) for k, case in enumerate(cases)]
+    return [pytest.param(case, value, id=f"{case.name}-{value}") for case, value in pairs]
+
+
 def make(case, dtype=torch.float32, seed=0):
     """The network of a case in ``eval`` mode, with batch norm statistics that are not those of a fresh one."""
     with torch.random.fork_rng(devices=[]):

@@ -18,9 +18,9 @@ from layers_under_test import every_format, every_law, make_layer
 from surgery_models import (
     BY_NAME,
     CASES,
+    FACTORIZATIONS,
     Snapshot,
     count,
-    every_case,
     every_factorization,
     flat,
     make,
@@ -28,6 +28,7 @@ from surgery_models import (
     plain,
     refused,
     relative_change,
+    rotate,
 )
 from tensor_dropout.surgery.head import TensorHead
 from tensor_dropout.surgery.weights import as_network
@@ -63,8 +64,7 @@ def has_ours(model):
 # Round trips.
 
 
-@every_case
-@every_factorization
+@pytest.mark.parametrize(("case", "factorization"), rotate(CASES, FACTORIZATIONS))
 def test_a_round_trip_returns_the_network(case, factorization):
     model = make(case)
     x = make_batch(case)
@@ -97,8 +97,7 @@ def test_the_bias_is_the_same_parameter_all_along():
     assert model[4].bias is bias
 
 
-@every_case
-@both_dtypes
+@pytest.mark.parametrize(("case", "dtype"), rotate(CASES, MERGED))
 def test_a_fine_tuned_head_merges_into_its_eval_function(case, dtype):
     model = make(case, dtype)
     x = make_batch(case, dtype=dtype)
@@ -115,8 +114,7 @@ def test_a_fine_tuned_head_merges_into_its_eval_function(case, dtype):
 GROWN = [case for case in CASES if case.kind in ("pool", "conv-pool")]
 
 
-@pytest.mark.parametrize("case", GROWN, ids=[case.name for case in GROWN])
-@every_factorization
+@pytest.mark.parametrize(("case", "factorization"), rotate(GROWN, FACTORIZATIONS))
 def test_a_head_that_grew_into_space_merges_into_a_layer_on_the_map(case, factorization):
     model = make(case, torch.float64)
     x = make_batch(case, dtype=torch.float64)
@@ -248,9 +246,8 @@ def test_a_fresh_pooled_layer_merges_into_pooling_and_linear(format, space):
 @every_format
 @every_law
 @both_scalings
-@pytest.mark.parametrize("per_sample", [False, True])
-def test_the_mean_weight_is_merged_under_every_law(format, law, scaling, per_sample):
-    layer = make_smaller(format, law=law, scaling=scaling, per_sample=per_sample)
+def test_the_mean_weight_is_merged_under_every_law(format, law, scaling):
+    layer = make_smaller(format, law=law, scaling=scaling)
     model = nn.Sequential(layer).eval()
     x = torch.randn(3, *layer.input_shape, dtype=torch.float64)
     before, weight = model(x), layer.dense_weight()

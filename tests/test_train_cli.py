@@ -96,7 +96,7 @@ def test_digits_are_learned(digits):
     result = read_result(folder)
     assert result["test"]["accuracy"] >= 90
     assert f"test: accuracy {result['test']['accuracy']:.4g}" in output
-    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith("checkpoint-")) == FILES
+    assert sorted(path.name for path in folder.iterdir() if not path.name.startswith((".", "checkpoint-"))) == FILES
     assert all(str(folder / name) in output for name in FILES)
 
 
@@ -748,33 +748,50 @@ td.register_law("half", Half())
 """
 
 
-def run_in(folder, *arguments):
-    """The command in a process of its own, in which nothing is registered yet."""
-    command = [sys.executable, "-m", "tensor_dropout_lab", *map(str, arguments)]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from tensor_dropout_lab import cli
+
+done = [CliRunner().invoke(cli.app, command) for command in json.loads(sys.argv[1])]
+print(json.dumps([{"status": one.exit_code, "out": one.stdout, "errors": one.stderr} for one in done]))
+"""
+
+
+def run_in(folder, *commands):
+    """Commands one after another in a process of their own, in which nothing is registered yet; their results."""
+    given = json.dumps([[str(argument) for argument in command] for command in commands])
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, given], cwd=folder, capture_output=True, text=True, timeout=300, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
     (block,) = re.findall(r"```python\n(# spots.py\n.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     (tmp_path / "spots.py").write_text(block, encoding="utf-8")
     (tmp_path / "laws_of_mine.py").write_text(LAW, encoding="utf-8")
-    known = ["--import", "spots", "--import", "laws_of_mine"]
+    data, known = ["--import", "spots"], ["--import", "spots", "--import", "laws_of_mine"]
     own = ["--data", "spots", "--law", "half", "--epochs", 2, "--set", "data.options.n=200", *QUIET]
-    done = run_in(tmp_path, *known, "train", *own)
-    assert done.returncode == 0, done.stderr
-    assert "test, row: mae" in done.stdout
+    shown, failed, done = run_in(
+        tmp_path,
+        [*data, "train", "--data", "spots", "--keys"],
+        [*data, "train", *own, "--out", tmp_path / "other"],  # the law is not known
+        [*known, "train", *own],
+    )
+    assert "noise: standard deviation of what is added to each pixel (float; default 0.1)" in shown["out"]
+    assert failed["status"] == 1
+    assert failed["errors"].startswith("Error: ")
+    assert "tensor-dropout --import MODULE" in failed["errors"]
+    assert done["status"] == 0, done
+    assert "test, row: mae" in done["out"]
     folder = tmp_path / "out/runs/spots/rtrl-cp-seed0"
     assert read_result(folder)["test"]["targets"].keys() == {"row", "column"}
     assert {"predicted_row", "std_column"} <= read_predictions(folder)[0].keys()
     assert json.loads((folder / "run.json").read_text())["head"]["law"] == "half"
     evaluate = ["evaluate", folder, "--protocol", "none", "--noise", "none", "--mode", "exact", "--device", "cpu"]
-    assert run_in(tmp_path, *known, *evaluate).returncode == 0
-    shown = run_in(tmp_path, "--import", "spots", "train", "--data", "spots", "--keys").stdout
-    assert "noise: standard deviation of what is added to each pixel (float; default 0.1)" in shown
-    failed = run_in(tmp_path, "--import", "spots", "train", *own, "--out", tmp_path / "other")  # the law is not known
-    assert failed.returncode == 1
-    assert failed.stderr.startswith("Error: ")
-    assert "tensor-dropout --import MODULE" in failed.stderr
+    (done,) = run_in(tmp_path, [*known, *evaluate])
+    assert done["status"] == 0, done
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -41,25 +40,34 @@ SMALLEST = {"run__epochs": 1, "run__batch": 512}
 FSDP = CUT | {"run__sharding": "fsdp"}
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def run_on_two(folder, cases, seconds=240, restart=0, store=None):
+    """Run every case, a name with ``(check, *arguments)``, on two processes: the failures of each.
+
+    What does not end in time is killed: "hung". The processes meet at a store of this one, as torchrun's meet at its
+    agent's: a port that is only chosen here could be taken meanwhile.
+    """
+    store = store or dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    arguments = (cases, store.port, restart, str(folder))
+    context = mp.start_processes(_run_cases, args=arguments, nprocs=WORLD, join=False, start_method="spawn")
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and any(process.is_alive() for process in context.processes):
+        time.sleep(0.05)
+    found = []
+    for rank, process in enumerate(context.processes):
+        ended = not process.is_alive()
+        process.kill()
+        process.join()
+        found.append(json.loads((folder / f"{rank}.json").read_text()) if ended else "hung")
+    return found
 
 
-def run_on_two(folder, cases):
-    """Run every case, a name with ``(check, *arguments)``, on two processes; the failures of each."""
-    ports = [free_port() for _ in cases]
-    mp.start_processes(_run_cases, args=(cases, ports, str(folder)), nprocs=WORLD, start_method="spawn")
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(WORLD)]
-
-
-def _run_cases(rank, cases, ports, folder):
+def _run_cases(rank, cases, port, restart, folder):
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(WORLD), MASTER_ADDR="127.0.0.1")
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     failures = {}
-    for (name, (check, *arguments)), port in zip(cases.items(), ports, strict=True):
-        os.environ["MASTER_PORT"] = str(port)
+    for attempt, (name, (check, *arguments)) in enumerate(cases.items(), restart):
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt)  # each case meets under a name of its own
         try:
             check(Path(folder), *arguments)
         except BaseException as error:
@@ -159,7 +167,7 @@ def stop_at(folder, name, step, settings):
 
 
 def ask_one(folder, name, settings):
-    """Only one of the processes gets the signal, in the middle of a step; all must end, and soon."""
+    """Only one of the processes gets the signal, in the middle of a step: none may wait for the other for ever."""
     call = Step.__call__
 
     def counted(self, *start):
@@ -206,6 +214,7 @@ CASES = {
         "fsdp-float64",
         FSDP | {"run__epochs": 1, "run__batch": 512, "run__precision": "float64"},
     ),
+    "a signal to one": (ask_one, "asked", CUT | {"run__checkpoint_every": 3}),
 }
 
 
@@ -227,6 +236,7 @@ def two(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_on_two_processes(two, name):
     _, failures = two
+    assert "hung" not in failures
     assert [found[name] for found in failures if name in found] == []
 
 
@@ -289,6 +299,14 @@ def test_one_process_goes_on_with_the_run_of_two(two, name):
         assert ours["accuracy"] == pytest.approx(theirs["accuracy"], abs=8)
 
 
+def test_a_signal_to_one_of_two_processes_stops_both(two):
+    """Both ended, before the run was done, and what they had done is kept."""
+    folder, failures = two
+    assert "hung" not in failures
+    assert 3 <= read_latest(folder / "asked")["step"] < 16
+    assert not (folder / "asked" / "result.json").exists()
+
+
 # torchrun.
 
 DRIVER = """
@@ -334,32 +352,8 @@ def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(two, tmp_path):
     assert [line["epoch"] for line in read_metrics(folder)] == [1, 2]
 
 
-def run_within(seconds, folder, cases, ports):
-    """As ``run_on_two``, but what does not end in time is killed: the failures, or "hung" for each such process."""
-    arguments = (cases, ports, str(folder))
-    context = mp.start_processes(_run_cases, args=arguments, nprocs=WORLD, join=False, start_method="spawn")
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(process.is_alive() for process in context.processes):
-        time.sleep(0.05)
-    found = []
-    for rank, process in enumerate(context.processes):
-        ended = not process.is_alive()
-        process.kill()
-        process.join()
-        found.append(json.loads((folder / f"{rank}.json").read_text()) if ended else "hung")
-    return found
-
-
-def test_a_signal_to_one_of_two_processes_stops_both(tmp_path):
-    """Ctrl-C reaches the processes in different steps: none may wait for the other for ever."""
-    cases = {"one": (ask_one, "run", CUT | {"run__checkpoint_every": 3})}
-    assert run_within(40, tmp_path, cases, [free_port()]) == [{}, {}]
-    assert read_latest(tmp_path / "run")["step"] >= 3
-
-
 def join_late(folder, restart):
-    """Meet at the store of an agent, as torchrun's workers do; after a restart, one comes late."""
-    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RESTART_COUNT=str(restart))
+    """Meet; after a restart, one comes late."""
     time.sleep(0.7 * min(restart, int(os.environ["RANK"])))
     with joined("cpu") as process:
         assert process.gather(process.rank) == [0, 1]
@@ -368,7 +362,7 @@ def join_late(folder, restart):
 def test_restarted_processes_do_not_meet_the_dead_ones(tmp_path):
     """torchrun keeps its store over restarts: what the dead workers wrote there must not be read."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for restart in range(4):
+    for restart in range(2):
         folder = tmp_path / str(restart)
         folder.mkdir()
-        assert run_within(20, folder, {"join": (join_late, restart)}, [store.port]) == [{}, {}]
+        assert run_on_two(folder, {"join": (join_late, restart)}, 20, restart, store) == [{}, {}]
