@@ -9,22 +9,19 @@ import pytest
 import torch
 
 from surgery_models import every_factorization
-from tensor_dropout.surgery.decompose import (
-    DECOMPOSITIONS,
+from tensor_dropout.layers.cp import (
     CPDecomposition,
-    TTDecomposition,
-    TuckerDecomposition,
     alternate_least_squares,
     balance,
     cp_misfit,
     khatri_rao,
-    left_singular,
-    numerical_rank,
-    pad,
     random_columns,
     slice_terms,
-    threshold_path,
 )
+from tensor_dropout.layers.decomposition import left_singular, numerical_rank, pad, threshold_path
+from tensor_dropout.layers.formats import FORMATS
+from tensor_dropout.layers.tt import TTDecomposition
+from tensor_dropout.layers.tucker import TuckerDecomposition
 
 SHAPES = [(6, 5), (5, 6), (6, 3, 4), (4, 3, 3, 5), (3, 2, 3, 2, 4), (7, 1, 3, 5), (1, 1, 1, 4)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -82,7 +79,7 @@ def ranks_of(factorization, operands):
 @every_factorization
 def test_exact_at_full_rank(factorization, shape):
     weight = draw(shape)
-    decomposition = DECOMPOSITIONS[factorization](weight)
+    decomposition = FORMATS[factorization].decomposition(weight)
     operands = decomposition.at(decomposition.exact_rank)
     assert ranks_of(factorization, operands) == decomposition.exact_rank
     np.testing.assert_allclose(build(factorization, operands), weight.numpy(), atol=1e-13)
@@ -101,7 +98,7 @@ def test_small_singular_values_are_no_rounding_errors(factorization):
 @pytest.mark.parametrize("grid", [(3,), (3, 4), (2, 3, 4)])
 def test_an_average_is_put_in_exactly(factorization, grid):
     matrix = draw((6, 5))
-    decomposition = DECOMPOSITIONS[factorization](matrix, grid)
+    decomposition = FORMATS[factorization].decomposition(matrix, grid)
     axes = tuple(range(1, 1 + len(grid)))
     wanted = np.broadcast_to(np.expand_dims(matrix.numpy() / np.prod(grid), axes), (6, *grid, 5))
     np.testing.assert_allclose(build(factorization, decomposition.at(decomposition.exact_rank)), wanted, atol=1e-14)
@@ -125,7 +122,7 @@ def test_exact_ranks_are_those_of_the_weight():
 @every_shape
 @every_factorization
 def test_the_path_grows_to_the_exact_rank(factorization, shape):
-    decomposition = DECOMPOSITIONS[factorization](draw(shape))
+    decomposition = FORMATS[factorization].decomposition(draw(shape))
     path = decomposition.path
     assert all(R == 1 for R in path[0])
     assert path[-1] == decomposition.exact_rank
@@ -138,7 +135,7 @@ def test_the_path_grows_to_the_exact_rank(factorization, shape):
 @pytest.mark.parametrize("shape", [(6, 5), (6, 3, 4), (4, 3, 3, 5)], ids=str)
 def test_the_error_falls_along_the_path(factorization, shape):
     weight = draw(shape)
-    decomposition = DECOMPOSITIONS[factorization](weight)
+    decomposition = FORMATS[factorization].decomposition(weight)
     path = decomposition.path if factorization != "cp" else [*decomposition.path[:8], decomposition.path[-1]]
     errors = [error(factorization, decomposition, ranks, weight) for ranks in path]
     # HOOI and least squares stop at a tolerance.
@@ -198,11 +195,11 @@ def test_tt_is_as_good_as_tensorly(tensorly, shape, seed):
 def test_a_truncated_matrix_is_the_best_there_is():
     weight = draw((8, 6))
     spectrum = np.linalg.svd(weight.numpy())[1]
-    for factorization, cls in DECOMPOSITIONS.items():
+    for factorization, format in FORMATS.items():
         for R in (1, 3, 5):
             ranks = (R, R) if factorization == "tucker" else (R,)
             best = np.linalg.norm(spectrum[R:]) / np.linalg.norm(spectrum)
-            assert error(factorization, cls(weight), ranks, weight) == pytest.approx(best)
+            assert error(factorization, format.decomposition(weight), ranks, weight) == pytest.approx(best)
 
 
 def test_tucker_bounds():
@@ -221,7 +218,7 @@ def test_tucker_bounds():
 
 @pytest.mark.parametrize("factorization", ["tucker", "tt"])
 def test_factors_are_orthonormal(factorization):
-    decomposition = DECOMPOSITIONS[factorization](draw((5, 3, 3, 4)))
+    decomposition = FORMATS[factorization].decomposition(draw((5, 3, 3, 4)))
     *bases, _ = decomposition.at(decomposition.path[len(decomposition.path) // 2])
     for basis in bases:
         columns = basis.flatten(0, -2)
@@ -240,9 +237,9 @@ def test_the_terms_of_cp_come_longest_first_and_balanced():
 def test_the_global_generator_is_not_touched_and_results_repeat(factorization):
     weight = draw((5, 3, 3, 4))
     state = torch.get_rng_state()
-    ranks = DECOMPOSITIONS[factorization](weight).path[2]
-    first = DECOMPOSITIONS[factorization](weight).at(ranks)
-    second = DECOMPOSITIONS[factorization](weight).at(ranks)
+    ranks = FORMATS[factorization].decomposition(weight).path[2]
+    first = FORMATS[factorization].decomposition(weight).at(ranks)
+    second = FORMATS[factorization].decomposition(weight).at(ranks)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(left, right) for left, right in zip(first, second, strict=True))
 

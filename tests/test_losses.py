@@ -140,7 +140,7 @@ def test_a_network_that_goes_on_after_its_head_is_refused(ending):
     model = Regressor(ending)
     with pytest.raises(td.TensorDropoutError, match="does not return its tensor regression layer's output"):
         td.expected_mse(model, torch.randn(6, 2, 5, 5), torch.randn(6, 1))
-    assert model.head._emit is None
+    assert model.head._instead_of_forward is None
 
 
 def test_a_mistake_of_the_model_stays_what_it_is():

@@ -324,6 +324,12 @@ def test_weight_dropout_at_rest_is_the_tucker_layer():
     assert torch.equal(layer.eval()(x), plain(x))
 
 
+def test_weight_dropout_at_another_rank_has_the_same_settings():
+    layer, _ = make_weight_dropout()
+    short = layer.with_rank((2, 2, 2, 2))
+    assert short.config() == {**layer.config(), "rank": [2, 2, 2, 2]}
+
+
 def test_weight_dropout_with_theta_one_is_the_tucker_layer():
     layer, x = make_weight_dropout(theta=1.0)
     assert_close(layer.train()(x), layer.eval()(x))

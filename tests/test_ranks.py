@@ -127,7 +127,7 @@ def test_fraction_is_the_largest_rank_within_the_parameter_count(format, fractio
         return
     budget = fraction * prod(layer.weight_shape)
     assert count(layer) <= budget
-    ranks, full = layer._ranks, layer._full_ranks()
+    ranks, full = layer._ranks, layer.full_ranks(layer.weight_shape)
     # The next step along the way from rank 1 to full rank: the largest axis gets one rank more.
     step = max(full)
     position = max(k for k in range(step + 1) if tuple(max(1, f * k // step) for f in full) == ranks)

@@ -243,7 +243,7 @@ def check_refusals(rank):
         "do not reach all 2 processes": lambda: parallelize_module(
             td.CPRegression((4, 3), 1, rank=2), mesh, OutputParallel()
         ),
-        "plain Tucker, CP or TT regression layer, got Linear": lambda: parallelize_module(
+        "plain tensor regression layer, got Linear": lambda: parallelize_module(
             nn.Linear(2, 2), mesh, OutputParallel()
         ),
     }

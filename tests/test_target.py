@@ -68,7 +68,7 @@ def describe_state(net):
         "learning": [(p.requires_grad, p.grad) for p in net.parameters()],
         "modes": [module.training for module in net.modules()],
         "at_test": [m.at_test for m in net.modules() if isinstance(m, td.TensorDropout)],
-        "emits": [m._emit for m in net.modules() if isinstance(m, td.CPRegression)],
+        "emits": [m._instead_of_forward for m in net.modules() if isinstance(m, td.CPRegression)],
     }
 
 

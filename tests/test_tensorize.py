@@ -42,7 +42,7 @@ from surgery_models import (
     refused,
     relative_change,
 )
-from tensor_dropout.surgery.decompose import DECOMPOSITIONS
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.surgery.head import TensorHead
 
 LAYERS = {"tucker": td.TuckerRegression, "cp": td.CPRegression, "tt": td.TTRegression}
@@ -433,7 +433,7 @@ class Trained:
     @property
     def decompose(self):
         weight = torch.from_numpy(self.weight.copy())
-        return lambda factorization: DECOMPOSITIONS[factorization](weight, (4, 4) if self.averaged else ())
+        return lambda factorization: FORMATS[factorization].decomposition(weight, (4, 4) if self.averaged else ())
 
     @property
     def loader(self):

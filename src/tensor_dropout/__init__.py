@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -16,18 +17,16 @@ if TYPE_CHECKING:
     from tensor_dropout.files import load as load
     from tensor_dropout.files import save as save
     from tensor_dropout.kernels.dispatch import without_kernels as without_kernels
-    from tensor_dropout.layers.cp import CPRegression as CPRegression
     from tensor_dropout.layers.dropout import TensorDropout as TensorDropout
+    from tensor_dropout.layers.formats import *  # noqa: F403 - the layers, under their names there
     from tensor_dropout.layers.laws import ExchangeableLaw as ExchangeableLaw
     from tensor_dropout.layers.laws import Law as Law
     from tensor_dropout.layers.laws import register_law as register_law
     from tensor_dropout.layers.moments import Moments as Moments
     from tensor_dropout.layers.moments import SampledMoments as SampledMoments
+    from tensor_dropout.layers.randomized import fixed_masks as fixed_masks
     from tensor_dropout.layers.regression import TensorRegression as TensorRegression
-    from tensor_dropout.layers.regression import fixed_masks as fixed_masks
     from tensor_dropout.layers.schedule import ThetaSchedule as ThetaSchedule
-    from tensor_dropout.layers.tt import TTRegression as TTRegression
-    from tensor_dropout.layers.tucker import TuckerRegression as TuckerRegression
     from tensor_dropout.losses import expected_cross_entropy as expected_cross_entropy
     from tensor_dropout.losses import expected_mse as expected_mse
     from tensor_dropout.optimizer_groups import param_groups as param_groups
@@ -42,14 +41,12 @@ _MODULES = {
     "errors": ("TensorDropoutError",),
     "files": ("load", "save"),
     "kernels.dispatch": ("without_kernels",),
-    "layers.cp": ("CPRegression",),
     "layers.dropout": ("TensorDropout",),
     "layers.laws": ("ExchangeableLaw", "Law", "register_law"),
     "layers.moments": ("Moments", "SampledMoments"),
-    "layers.regression": ("TensorRegression", "fixed_masks"),
+    "layers.randomized": ("fixed_masks",),
+    "layers.regression": ("TensorRegression",),
     "layers.schedule": ("ThetaSchedule",),
-    "layers.tt": ("TTRegression",),
-    "layers.tucker": ("TuckerRegression",),
     "losses": ("expected_cross_entropy", "expected_mse"),
     "optimizer_groups": ("param_groups",),
     "prediction": ("Prediction", "predict"),
@@ -58,6 +55,7 @@ _MODULES = {
     "surgery.tensorize": ("tensorize_",),
 }
 _PLACES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+_PLACES |= {format.layer_name: format.module for format in FORMATS.values()}
 
 __all__ = sorted(["__version__", *_PLACES])
 

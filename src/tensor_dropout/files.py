@@ -25,12 +25,11 @@ from torch.nn.utils import prune
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import TensorDropout, check_theta
+from tensor_dropout.layers.formats import FORMATS, find_layer
 from tensor_dropout.layers.head_outputs import unwrap
+from tensor_dropout.layers.randomized import tensor_layers
 from tensor_dropout.layers.regression import TensorRegression, unwarned
-from tensor_dropout.layers.tt import TTRegression
-from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.networks import build_network, settings_of
 from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
 from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
@@ -39,7 +38,6 @@ from tensor_dropout.version import __version__
 
 FORMAT_VERSION = 1
 _HEADER = "tensor_dropout"
-_LAYERS = {cls.__name__: cls for cls in (TuckerRegression, CPRegression, TTRegression)}
 _STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
 
 
@@ -146,11 +144,6 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
     return model
 
 
-def tensor_layers(model: nn.Module) -> dict[str, TensorRegression]:
-    """The tensor regression layers of a model by name; a bare layer has the name ''."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, TensorRegression)}
-
-
 def builds_itself(path: str | os.PathLike[str]) -> bool:
     """Whether :func:`load` can make what a file of ours holds without being given a model."""
     config = _read_config(path)
@@ -243,7 +236,8 @@ def _describe_net(model: nn.Module) -> dict[str, Any] | None:
     heads, layers = tensor_heads(model), list(tensor_layers(model).values())
     candidates = [known]
     if len(layers) == 1:
-        rank = layers[0].rank if isinstance(layers[0], CPRegression) else list(layers[0].rank)
+        rank = layers[0].rank
+        rank = list(rank) if isinstance(rank, tuple) else rank
         candidates.append({**known, "rank": rank})  # after truncate_
     for settings in candidates:
         fresh = build_network(settings, "meta")
@@ -338,17 +332,18 @@ def _get_module(model: nn.Module, name: str, path: str | os.PathLike[str]) -> nn
 
 
 def _build(config: dict[str, Any], path: str | os.PathLike[str]) -> TensorRegression:
-    if config["type"] not in _LAYERS:
+    layer = find_layer(config["type"])
+    if layer is None:
+        known = [format.layer_name for format in FORMATS.values()]
         raise TensorDropoutError(
-            f"load: {path} holds a layer of the unknown type {config['type']!r}; known are {list(_LAYERS)}; pass "
-            "model= to fill one of your own"
+            f"load: {path} holds a layer of the unknown type {config['type']!r}; known are {known}; pass model= "
+            "to fill one of your own"
         )
-    rank = config["rank"][0] if config["type"] == "CPRegression" else config["rank"]
     with unwarned():
-        return _LAYERS[config["type"]](
+        return layer(
             config["input_shape"],
             config["output_shape"],
-            rank,
+            config["rank"],
             bias=config["bias"],
             init=config["init"],
             dropout=_build_dropout(config["dropout"]),

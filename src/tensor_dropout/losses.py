@@ -10,12 +10,10 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import contract
-from tensor_dropout.layers.cp import CPRegression
-from tensor_dropout.layers.head_outputs import emit
+from tensor_dropout.layers.head_outputs import call_with_head
 from tensor_dropout.layers.laws import Bernoulli, precise
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.layers.tucker import TuckerRegression
 
 IGNORED = -100
 """The class number of a row that does not count: torch's ``ignore_index``."""
@@ -53,7 +51,7 @@ def expected_mse(model: nn.Module, x: Tensor, y: Tensor, *, regularizer: Literal
     if regularizer not in functions:
         raise TensorDropoutError(f"expected_mse: regularizer is 'exact' or 'paper', got {regularizer!r}")
     _check_finite("expected_mse", x=x, y=y)
-    mean, variance = emit(model, x, functions[regularizer], Moments, "expected_mse")
+    mean, variance = call_with_head(model, x, functions[regularizer], Moments, "expected_mse")
     if y.shape != mean.shape:
         hint = "; add an axis: y[:, None]" if mean.shape == (*y.shape, 1) else ""
         raise TensorDropoutError(
@@ -75,8 +73,8 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
     ``θ^N(1-θ^N)⟨G² ×_0 U0² … ×_N UN², x²⟩`` with N one less than the number of dropped modes, as printed.
     """
     dropout = layer.dropout
-    supported = isinstance(layer, CPRegression | TuckerRegression)
-    if dropout is None or not supported or type(dropout.law) is not Bernoulli or dropout.min_rank:
+    exponent = layer.printed_exponent
+    if dropout is None or exponent is None or type(dropout.law) is not Bernoulli or dropout.min_rank:
         raise TensorDropoutError(
             "expected_mse: the paper's regularizer is printed for CP and Tucker with plain Bernoulli masks, "
             f"got {type(layer).__name__} with {dropout}; use regularizer='exact'"
@@ -86,7 +84,6 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             "expected_mse: the paper's regularizer is printed for unscaled masks; use TensorDropout(scaling='paper') "
             "or regularizer='exact'"
         )
-    exponent = 1 if isinstance(layer, CPRegression) else len(layer.dropped_axes) - 1
     every = tuple(axis for axis, rank in enumerate(layer._ranks) if rank > 1)
     if layer.dropped_axes != every or not every or exponent < 1:
         raise TensorDropoutError(
@@ -133,7 +130,7 @@ def expected_cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         >>> loss.backward()
     """
     _check_finite("expected_cross_entropy", x=x, y=y)
-    mean, curvature = emit(model, x, logit_moments, LogitMoments, "expected_cross_entropy")
+    mean, curvature = call_with_head(model, x, logit_moments, LogitMoments, "expected_cross_entropy")
     classes = y.shape == mean.shape[:1] and not y.is_floating_point()
     if not classes and not (y.shape == mean.shape and y.is_floating_point()):
         raise TensorDropoutError(
@@ -171,9 +168,9 @@ def expect(model: nn.Module, x: Tensor, task: str) -> Expected:
         True
     """
     if task == "regression":
-        mean, variance = emit(model, x, _exact_moments, Moments, "train")
+        mean, variance = call_with_head(model, x, _exact_moments, Moments, "train")
         return Expected(mean, variance.mean())
-    mean, curvature = emit(model, x, logit_moments, LogitMoments, "train")
+    mean, curvature = call_with_head(model, x, logit_moments, LogitMoments, "train")
     return Expected(mean, 0.5 * curvature.mean())
 
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import find_dropouts
-from tensor_dropout.layers.head_outputs import emit, unwrap
+from tensor_dropout.layers.head_outputs import call_with_head, unwrap
 from tensor_dropout.layers.moments import Moments
-from tensor_dropout.layers.regression import TensorRegression, in_full_precision, randomized_layers
+from tensor_dropout.layers.randomized import in_full_precision, randomized_layers
+from tensor_dropout.layers.regression import TensorRegression
 
 
 class Prediction(NamedTuple):
@@ -154,8 +155,8 @@ def _predict_exact(model: nn.Module, x: Tensor, n_samples: int, task: str | None
         return _Draws(moments, torch.stack([layer.regress_precisely(features, mask) for mask in masks]))
 
     # Eager and unwrapped: each call brings a function of its own, for which a compiled network would recompile.
-    emitted = emit(unwrap(model), x, describe_head, (Moments, _Draws), "predict")
-    (mean, variance), draws = emitted if isinstance(emitted, _Draws) else (emitted, None)
+    result = call_with_head(unwrap(model), x, describe_head, (Moments, _Draws), "predict")
+    (mean, variance), draws = result if isinstance(result, _Draws) else (result, None)
     return _describe(mean, variance.sqrt(), draws, task)
 
 

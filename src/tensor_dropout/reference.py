@@ -1,58 +1,25 @@
 """The slow, obvious truth: the dense weight, and every mask enumerated with its probability.
 
 Every fast path of the library is compared with these functions, in float64. Nothing here is planned or clever:
-sums of outer products, and loops over all masks.
+the formula of each format, written beside its layer, and loops over all masks.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from functools import reduce
 
 import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.layers.tt import TTRegression
-from tensor_dropout.layers.tucker import TuckerRegression
 
 
 def dense_weight(layer: TensorRegression, masks: Masks) -> Tensor:
     """W̃ of shape (*input_shape, *output_shape) under given masks, one per rank axis: None or (R,)."""
-    if isinstance(layer, TuckerRegression):
-        return _tucker_weight(layer, masks)
-    if isinstance(layer, CPRegression):
-        return _cp_weight(layer, masks[0])
-    assert isinstance(layer, TTRegression)
-    return _train_weight(layer, masks)
-
-
-def _tucker_weight(layer: TuckerRegression, masks: Masks) -> Tensor:
-    weight = layer.core
-    for mode, (factor, mask) in enumerate(zip(layer.factors, masks, strict=True)):
-        masked = factor if mask is None else factor * mask
-        weight = torch.tensordot(masked, weight, dims=([1], [mode])).movedim(0, mode)
-    return weight
-
-
-def _cp_weight(layer: CPRegression, mask: Tensor | None) -> Tensor:
-    weight = torch.zeros(layer.weight_shape, dtype=layer.factors[0].dtype)
-    for r in range(layer.rank):
-        columns = [factor[:, r] for factor in layer.factors]
-        term = reduce(lambda a, b: a.unsqueeze(-1) * b, columns)
-        weight = weight + (term if mask is None else mask[r] * term)
-    return weight
-
-
-def _train_weight(layer: TTRegression, masks: Masks) -> Tensor:
-    weight = layer.cores[0]
-    for core, mask in zip(layer.cores[1:], masks, strict=True):
-        weight = torch.tensordot(weight if mask is None else weight * mask, core, dims=1)
-    return weight.squeeze(0).squeeze(-1)
+    return layer.reference_weight(masks)
 
 
 def regress(layer: TensorRegression, x: Tensor, masks: Masks) -> Tensor:

@@ -7,6 +7,7 @@ pass its gradient is summed over the processes.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,12 +19,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from torch.func import functional_call
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.moments import ExactMoments
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.layers.tt import TTRegression
-from tensor_dropout.layers.tucker import TuckerRegression
 
 
 class OutputParallel(ParallelStyle):
@@ -107,7 +106,7 @@ class ShardedRegression(TensorRegression):
 
     def forward(self, x: Tensor) -> Any:
         """``⟨x, W̃⟩ + b``: (B, *input_shape) -> (B, O), a DTensor that is sharded over the classes."""
-        if self._emit is not None:
+        if self._instead_of_forward is not None:
             raise TensorDropoutError(_LOGITS_ONLY)
         if isinstance(x, DTensor):
             x = x.redistribute(placements=[self._layout]).to_local()
@@ -116,7 +115,8 @@ class ShardedRegression(TensorRegression):
     def regress(self, x: Tensor, masks: Masks) -> Tensor:
         """``⟨x, W̃⟩ + b`` under the masks of the mesh's first process."""
         parameters = {name: each for name, each in self.named_parameters() if isinstance(each, DTensor)}
-        output = parameters.pop(_output_parameter(self)[0])
+        name, dim = _output_parameter(self)
+        output = parameters.pop(name)
         bias = parameters.pop("bias", None)
         # With all samples a process knows these gradients whole; with its own samples, its part of the sum.
         gradient = Replicate() if self._layout == Replicate() else Partial()
@@ -128,8 +128,8 @@ class ShardedRegression(TensorRegression):
         # All samples on every process; what comes back is the part of the gradient due to a process's own classes.
         gathered = DTensor.from_local(h, self._mesh, [self._layout], run_check=False)
         h = gathered.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        V = output.to_local()  # (O / processes, R); of TT (R, O / processes, 1)
-        logits = nn.functional.linear(h, V if V.ndim == 2 else V.squeeze(-1).T)
+        V = output.to_local().movedim(dim, 0).flatten(1)  # (O / processes, R)
+        logits = nn.functional.linear(h, V)
         logits = logits if bias is None else logits + bias.to_local().to(logits.dtype)
         shape = torch.Size((h.shape[0], *self.output_shape))
         stride = (self.output_shape[0], 1)
@@ -160,23 +160,13 @@ class ShardedRegression(TensorRegression):
         return common
 
 
-class ShardedTuckerRegression(ShardedRegression, TuckerRegression):
-    """A Tucker head sharded over its classes."""
+@cache
+def sharded_class(plain: type[TensorRegression]) -> type[ShardedRegression]:
+    """The sharded kind of a layer's class, as ``fully_shard`` makes one."""
+    name = f"Sharded{plain.__name__}"
+    return type(name, (ShardedRegression, plain), {"__doc__": f"A {plain.__name__} sharded over its classes."})
 
 
-class ShardedCPRegression(ShardedRegression, CPRegression):
-    """A CP head sharded over its classes."""
-
-
-class ShardedTTRegression(ShardedRegression, TTRegression):
-    """A tensor-train head sharded over its classes."""
-
-
-_KINDS: dict[type[nn.Module], type[ShardedRegression]] = {
-    TuckerRegression: ShardedTuckerRegression,
-    CPRegression: ShardedCPRegression,
-    TTRegression: ShardedTTRegression,
-}
 _LOGITS_ONLY = "OutputParallel: a sharded head gives logits only, not moments; use F.cross_entropy under loss_parallel"
 
 
@@ -187,9 +177,8 @@ class _Trunk(nn.Module):
         super().__init__()
         self.output, _ = _output_parameter(layer)
         self.rank = layer._ranks[-1]
-        ranks = layer._ranks if layer.mode_numbers else self.rank
         dtype = next(layer.parameters()).dtype
-        self.layer = type(layer)(layer.input_shape, self.rank, ranks, bias=False, device="meta", dtype=dtype)
+        self.layer = type(layer)(layer.input_shape, self.rank, layer._ranks, bias=False, device="meta", dtype=dtype)
 
     def forward(self, x: Tensor, masks: Masks) -> Tensor:
         """What ``functional_call`` calls."""
@@ -199,7 +188,7 @@ class _Trunk(nn.Module):
         """``h`` (B, R), from all parameters but the output factor, which is replaced by the identity."""
         like = next(iter(operands.values()))
         identity = torch.eye(self.rank, dtype=like.dtype, device=like.device)
-        tensors = {**operands, self.output: identity[..., None] if self.output.startswith("cores") else identity}
+        tensors = {**operands, self.output: identity.view(self.layer.get_parameter(self.output).shape)}
         named = {f"layer.{name}": tensor for name, tensor in tensors.items()}
         h: Tensor = functional_call(self, named, (x, masks))
         return h
@@ -207,13 +196,14 @@ class _Trunk(nn.Module):
 
 def _check(module: nn.Module, mesh: DeviceMesh) -> type[ShardedRegression]:
     """What the module becomes; raises if it cannot be sharded over this mesh."""
-    kind = _KINDS.get(type(module))
-    if kind is None or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+    plain = any(format.layer is type(module) for format in FORMATS.values())
+    if not plain or any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         raise TensorDropoutError(
-            f"OutputParallel: expected a plain Tucker, CP or TT regression layer, got {type(module).__name__}; name "
-            "the head in the plan, as in {'head': OutputParallel()}, and shard it once"
+            f"OutputParallel: expected a plain tensor regression layer, got {type(module).__name__}; name the head in "
+            "the plan, as in {'head': OutputParallel()}, and shard it once"
         )
     assert isinstance(module, TensorRegression)
+    _output_parameter(module)
     if len(module.output_shape) != 1:
         raise TensorDropoutError(
             f"OutputParallel: the head must have one output mode, got output_shape={module.output_shape}; use one mode "
@@ -230,10 +220,15 @@ def _check(module: nn.Module, mesh: DeviceMesh) -> type[ShardedRegression]:
             f"OutputParallel: {classes} classes in shards of {shard} do not reach all {processes} processes; use a "
             "smaller mesh"
         )
-    return kind
+    return sharded_class(type(module))
 
 
 def _output_parameter(layer: TensorRegression) -> tuple[str, int]:
     """The name of the output factor, and which of its axes are the classes."""
-    last = len(layer.input_shape)
-    return (f"cores.{last}", 1) if isinstance(layer, TTRegression) else (f"factors.{last}", 0)
+    output = layer.output_parameter
+    if output is None:
+        raise TensorDropoutError(
+            f"OutputParallel: a {type(layer).__name__} cannot be sharded over its classes, since its output factor has "
+            "more than one rank axis; use a Tucker, CP or TT head"
+        )
+    return output

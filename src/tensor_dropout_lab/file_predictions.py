@@ -14,7 +14,7 @@ from torch import Tensor
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
-from tensor_dropout.layers.regression import randomized_layers
+from tensor_dropout.layers.randomized import randomized_layers
 from tensor_dropout.prediction import predict as predict_batch
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data import DATASETS

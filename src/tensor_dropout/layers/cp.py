@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from collections.abc import Sequence
+from functools import cached_property, reduce
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tensor_dropout.layers.decomposition import Decomposition, Ranks, left_singular, numerical_rank, unfold
+from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_parts_, random_directions, target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, cp_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
@@ -51,8 +54,10 @@ class CPRegression(TensorRegression):
         """The one shared rank."""
         return self._ranks[0]
 
-    def _full_ranks(self) -> tuple[int, ...]:
-        return (prod(self.weight_shape) // max(self.weight_shape),)
+    @classmethod
+    def full_ranks(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The smallest product of all sizes but one."""
+        return (prod(shape) // max(shape),)
 
     def _count(self, ranks: tuple[int, ...]) -> int:
         return ranks[0] * sum(self.weight_shape)
@@ -113,3 +118,156 @@ class CPRegression(TensorRegression):
     def mode_numbers(self) -> tuple[int, ...]:
         """None: the one mask is shared by all modes."""
         return ()
+
+    @property
+    def output_parameter(self) -> tuple[str, int]:
+        """The factor of the last mode, (O, R)."""
+        return f"factors.{len(self.factors) - 1}", 0
+
+    @property
+    def printed_exponent(self) -> int:
+        """1, as printed in theorem 1."""
+        return 1
+
+    def reference_weight(self, masks: Masks) -> Tensor:
+        """The sum of outer products, term by term."""
+        weight, mask = torch.zeros(self.weight_shape, dtype=self.factors[0].dtype), masks[0]
+        for r in range(self.rank):
+            columns = [factor[:, r] for factor in self.factors]
+            term = reduce(lambda a, b: a.unsqueeze(-1) * b, columns)
+            weight = weight + (term if mask is None else mask[r] * term)
+        return weight
+
+
+class CPDecomposition(Decomposition):
+    """``W ≈ Σ_r u0_r ∘ … ∘ uN_r`` with the length of each term shared equally by its vectors.
+
+    Exact from the singular vectors of the slices along the two largest modes; below that rank by alternating least
+    squares from several starts, the best of which is kept. A matrix needs its SVD only.
+
+    Args:
+        weight: as in :class:`Decomposition`.
+        grid: as in :class:`Decomposition`.
+        restarts: how many random starts are tried beside the two that the SVDs give.
+        sweeps: the most sweeps over the factors from each start.
+    """
+
+    zero_padded = frozenset({-1})
+
+    def __init__(self, weight: Tensor, grid: Sequence[int] = (), restarts: int = 2, sweeps: int = 100) -> None:
+        super().__init__(weight, grid)
+        self.restarts = restarts
+        self.sweeps = sweeps
+
+    @cached_property
+    def _slices(self) -> tuple[list[Tensor], Tensor]:
+        return slice_terms(self.weight)
+
+    @property
+    def exact_rank(self) -> Ranks:
+        """See :class:`Decomposition`."""
+        return (max(1, self._slices[1].numel()),)
+
+    @cached_property
+    def path(self) -> list[Ranks]:
+        """See :class:`Decomposition`."""
+        return [(R,) for R in range(1, self.exact_rank[0] + 1)]
+
+    def at(self, ranks: Ranks) -> list[Tensor]:
+        """See :class:`Decomposition`."""
+        factors, lengths = self._slices
+        R = min(ranks[0], self.exact_rank[0])
+        start = [factor[:, :R] for factor in factors]
+        start[0] = start[0] * lengths[:R]
+        if self.weight.ndim > 2 and lengths.numel() > R:
+            starts = [start, leading_columns(self.weight, R)]
+            starts += [random_columns(self.weight, R, seed) for seed in range(self.restarts)]
+            fits = [alternate_least_squares(self.weight, each, self.sweeps) for each in starts]
+            start = min(fits, key=lambda fit: cp_misfit(self.weight, fit))
+            longest = torch.stack([factor.norm(dim=0) for factor in start]).prod(0).argsort(descending=True)
+            start = [factor[:, longest] for factor in start]
+        for size in reversed(self.grid):
+            start.insert(1, self._spatial_column(size).expand(-1, R) * size**-0.5)
+        return balance(start)
+
+
+def slice_terms(weight: Tensor) -> tuple[list[Tensor], Tensor]:
+    """An exact CP, longest terms first: the SVD of every slice along the two largest modes.
+
+    Returns:
+        Factors with columns of unit length, and the lengths of the terms (those that are not rounding errors).
+    """
+    rows, columns = sorted(sorted(range(weight.ndim), key=lambda n: weight.shape[n])[-2:])
+    rest = [n for n in range(weight.ndim) if n not in (rows, columns)]
+    slices = weight.permute(*rest, rows, columns).flatten(0, len(rest) - 1) if rest else weight.unsqueeze(0)
+    left, spectrum, right = torch.linalg.svd(slices, full_matrices=False)  # (S, m, k), (S, k), (S, k, n)
+    lengths, order = spectrum.flatten().sort(descending=True)
+    order = order[: numerical_rank(lengths)]
+    where = torch.unravel_index(order // spectrum.shape[1], [weight.shape[n] for n in rest] or [1])
+    factors: list[Tensor] = [weight] * weight.ndim
+    for n, index in zip(rest, where, strict=False):
+        factors[n] = torch.eye(weight.shape[n], dtype=weight.dtype, device=weight.device)[:, index]
+    factors[rows] = left.movedim(2, 1).flatten(0, 1)[order].T
+    factors[columns] = right.flatten(0, 1)[order].T
+    return factors, lengths[: len(order)]
+
+
+def leading_columns(weight: Tensor, R: int) -> list[Tensor]:
+    """A start for ALS: leading singular vectors of every mode, and random columns where a mode has too few."""
+    start = random_columns(weight, R, seed=-1)
+    for mode, columns in enumerate(start):
+        left, _ = left_singular(unfold(weight, mode))
+        k = min(R, left.shape[1])
+        columns[:, :k] = left[:, :k]
+    return start
+
+
+def random_columns(weight: Tensor, R: int, seed: int) -> list[Tensor]:
+    """A start for ALS: Gaussian columns of unit length; the global generator is not touched."""
+    generator = torch.Generator().manual_seed(2**31 + seed)
+    drawn = (torch.randn(size, R, generator=generator, dtype=weight.dtype) for size in weight.shape)
+    return [torch.nn.functional.normalize(columns, dim=0).to(weight.device) for columns in drawn]
+
+
+def alternate_least_squares(
+    weight: Tensor, factors: list[Tensor], sweeps: int, tolerance: float = 1e-5
+) -> list[Tensor]:
+    """Solve for one factor after the other until the misfit stands still.
+
+    A small pull towards the last value, ``(Γ + μI) Uᵀ = MTTKRPᵀ + μ U_oldᵀ``, keeps singular Γ solvable, and the
+    misfit still never grows.
+    """
+    factors, misfit = list(factors), float("inf")
+    for _ in range(sweeps):
+        for mode, old in enumerate(factors):
+            others = [factor for n, factor in enumerate(factors) if n != mode]
+            gram = torch.stack([factor.T @ factor for factor in others]).prod(0)
+            pull = 1e-9 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+            target = unfold(weight, mode) @ khatri_rao(others)
+            factors[mode] = torch.linalg.solve(gram + pull, (target + old @ pull).T).T
+        factors = balance(factors)
+        before, misfit = misfit, cp_misfit(weight, factors)
+        if before - misfit <= tolerance * misfit:
+            break
+    return factors
+
+
+def khatri_rao(factors: list[Tensor]) -> Tensor:
+    """Column-wise Kronecker product: (sizes.., R) with the sizes flattened in order."""
+    product = factors[0]
+    for factor in factors[1:]:
+        product = (product[:, None] * factor).flatten(0, 1)
+    return product
+
+
+def cp_misfit(weight: Tensor, factors: list[Tensor]) -> float:
+    """``‖W - Σ_r u0_r ∘ … ∘ uN_r‖``."""
+    return float((unfold(weight, 0) - factors[0] @ khatri_rao(factors[1:]).T).norm())
+
+
+def balance(factors: list[Tensor]) -> list[Tensor]:
+    """The same tensor with equally long vectors in each of its terms."""
+    lengths = torch.stack([factor.norm(dim=0) for factor in factors])
+    mean = lengths.clamp(min=torch.finfo(lengths.dtype).tiny).log().mean(0).exp()
+    mean = torch.where((lengths == 0).any(0), 0.0, mean)
+    return [factor * (mean / torch.where(own == 0, 1.0, own)) for factor, own in zip(factors, lengths, strict=True)]

@@ -1,7 +1,8 @@
-"""Asking the head of a whole network for more than its output, through the network's own ``forward``.
+"""Calling a whole network whose head returns something else than its output, such as its moments.
 
-Calling the head directly would bypass DDP, FSDP2 and ``torch.compile`` (gradients stayed unsynchronised). Instead the
-head, for one call, returns a NamedTuple in place of its output, and the network passes it on as its result.
+The call goes through the network's own ``forward``: calling the head directly would bypass DDP, FSDP2 and
+``torch.compile``, and gradients would stay unsynchronised. For one call the head returns a NamedTuple in place of its
+output, and the network passes it on as its result.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.layers.regression import TensorRegression, randomized_layers
+from tensor_dropout.layers.randomized import randomized_layers, tensor_layers
+from tensor_dropout.layers.regression import TensorRegression
 
-Emitted = TypeVar("Emitted", bound=tuple[Any, ...])
-Kinds = type[Emitted] | tuple[type[Emitted], ...]
+Result = TypeVar("Result", bound=tuple[Any, ...])
+Kinds = type[Result] | tuple[type[Result], ...]
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -32,7 +34,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def find_head(model: nn.Module, where: str) -> TensorRegression:
     """The one tensor regression layer of a model; of several, the one that is randomized."""
-    layers = [module for module in model.modules() if isinstance(module, TensorRegression)]
+    layers = list(tensor_layers(model).values())
     if not layers:
         raise TensorDropoutError(f"{where}: {type(model).__name__} has no tensor regression layer")
     randomized = randomized_layers(model)
@@ -45,13 +47,13 @@ def find_head(model: nn.Module, where: str) -> TensorRegression:
     return chosen[0]
 
 
-def emit(
+def call_with_head(
     model: nn.Module,
     x: Tensor,
-    function: Callable[[TensorRegression, Tensor], Emitted],
+    function: Callable[[TensorRegression, Tensor], Result],
     kinds: Kinds,
     where: str,
-) -> Emitted:
+) -> Result:
     """Run ``model(x)`` with its head returning ``function(head, features)``.
 
     Args:
@@ -69,9 +71,9 @@ def emit(
         f"{where}: {type(model).__name__} does not return its tensor regression layer's output as it is; that layer "
         "must be the last step (use output_shape instead of a later reshape), or use td.predict(mode='sample')"
     )
-    head._emit = function
+    head._instead_of_forward = function
     try:
-        emitted = model(x)
+        result = model(x)
     except (TypeError, AttributeError, TensorDropoutError) as error:
         names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
         signs = (*names, "tuple", "'Tensor' object is not callable")  # the last: head(x).mean(1)
@@ -79,10 +81,10 @@ def emit(
             raise  # the model's own mistake, not about what the head returned
         raise TensorDropoutError(trailing) from error
     finally:
-        head._emit = None
-    if not isinstance(emitted, kinds):
+        head._instead_of_forward = None
+    if not isinstance(result, kinds):
         raise TensorDropoutError(trailing)
-    return emitted
+    return result
 
 
 def count_parameters(module: nn.Module) -> int:

@@ -13,14 +13,20 @@ Rank = int | float | Sequence[int] | Literal["full"]
 
 
 def resolve_rank(
-    rank: Any, full: tuple[int, ...], count: Callable[[tuple[int, ...]], int], dense: int, where: str
+    rank: Any,
+    full: tuple[int, ...],
+    largest: tuple[int, ...],
+    count: Callable[[tuple[int, ...]], int],
+    dense: int,
+    where: str,
 ) -> tuple[int, ...]:
     """One rank per axis.
 
     Args:
         rank: what the user asked: "full"; a sequence with one rank per axis; one integer for all axes, cut at the
-            full rank of each; or a float, the largest ranks with at most that fraction of the dense parameters.
-        full: the largest rank of each axis that any weight needs.
+            largest rank of each; or a float, the largest ranks with at most that fraction of the dense parameters.
+        full: what "full" means: the ranks at which any weight can be written.
+        largest: the largest rank that each axis accepts; for most formats ``full``.
         count: the number of parameters at given ranks.
         dense: the number of entries of the dense weight.
         where: the layer's name, for messages.
@@ -31,19 +37,19 @@ def resolve_rank(
     if isinstance(rank, str) and rank == "full":
         return full
     if type(rank) is int:
-        if not 1 <= rank <= max(full):
-            raise TensorDropoutError(f"{where}: rank is between 1 and {max(full)} (full rank {full}), got {rank}")
-        return tuple(min(rank, largest) for largest in full)
+        if not 1 <= rank <= max(largest):
+            raise TensorDropoutError(f"{where}: rank is between 1 and {max(largest)} (full rank {full}), got {rank}")
+        return tuple(min(rank, most) for most in largest)
     if isinstance(rank, float):
-        return fraction_rank(rank, full, count, dense, where)
+        return fraction_rank(rank, largest, count, dense, where)
     if isinstance(rank, Sequence) and not isinstance(rank, str) and all(type(r) is int for r in rank):
         if len(rank) != len(full):
             raise TensorDropoutError(f"{where}: rank needs {len(full)} numbers, got {len(rank)}: {tuple(rank)}")
-        for axis, (r, largest) in enumerate(zip(rank, full, strict=True)):
-            if not 1 <= r <= largest:
+        for axis, (r, most) in enumerate(zip(rank, largest, strict=True)):
+            if not 1 <= r <= most:
                 raise TensorDropoutError(
-                    f"{where}: rank {r} at position {axis} of {tuple(rank)} is not between 1 and the full rank "
-                    f"{largest} (full rank {full})"
+                    f"{where}: rank {r} at position {axis} of {tuple(rank)} is not between 1 and the "
+                    f"{'full' if largest == full else 'largest'} rank {most} (full rank {full})"
                 )
         return tuple(rank)
     raise TensorDropoutError(
@@ -53,26 +59,26 @@ def resolve_rank(
 
 
 def fraction_rank(
-    fraction: float, full: tuple[int, ...], count: Callable[[tuple[int, ...]], int], dense: int, where: str
+    fraction: float, largest: tuple[int, ...], count: Callable[[tuple[int, ...]], int], dense: int, where: str
 ) -> tuple[int, ...]:
-    """The largest ranks, in proportion to the full ones, with at most ``fraction * dense`` parameters."""
+    """The ranks in proportion to the largest ones with at most ``fraction * dense`` parameters."""
     if not 0 < fraction <= 1:
         raise TensorDropoutError(
             f"{where}: a float rank is a fraction of the dense parameters in (0, 1], got {fraction}; "
             "write an integer for an exact rank"
         )
     budget = math.floor(fraction * dense * (1 + 1e-9))  # n / dense, as a float, must allow n parameters
-    ones = (1,) * len(full)
+    ones = (1,) * len(largest)
     if count(ones) > budget:
         least = math.ceil(count(ones) / dense * 10_000) / 10_000
         advice = f"ask for a fraction of at least {least:g}" if least <= 1 else "write rank=1"
         raise TensorDropoutError(
             f"{where}: rank={fraction:g} allows {budget} parameters, but rank 1 already has {count(ones)}; {advice}"
         )
-    low, high = 0, max(full)  # how far along the way from 1 to full, in steps of the largest mode
+    low, high = 0, max(largest)  # how far along the way from 1 to full, in steps of the largest mode
 
     def at(step: int) -> tuple[int, ...]:
-        return tuple(max(1, largest * step // max(full)) for largest in full)
+        return tuple(max(1, most * step // max(largest)) for most in largest)
 
     while low < high:
         middle = (low + high + 1) // 2

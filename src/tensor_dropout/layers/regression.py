@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.kernels.dispatch import fused_head
 from tensor_dropout.layers.contraction import apply_weight, contract
-from tensor_dropout.layers.dropout import Masks, TensorDropout, as_dropout
+from tensor_dropout.layers.dropout import Masks, Modes, TensorDropout, as_dropout
 from tensor_dropout.layers.initialize import bias_bound
 from tensor_dropout.layers.moments import (
     ExactMoments,
@@ -35,8 +35,8 @@ class TensorRegression(nn.Module, ABC):
 
     W is not formed, except for one or two outputs, where it is no larger than the features of two samples.
 
-    Not used directly: :class:`TuckerRegression`, :class:`CPRegression` and :class:`TTRegression` say how W is
-    factored, by its index structure, and this class contracts, masks, checks and describes.
+    Not used directly: a class for each format (``formats.py`` lists them) says how W is factored, by its index
+    structure, and this class contracts, masks, checks and describes.
 
     Args:
         input_shape: the sizes of the input modes, without the batch; channels first.
@@ -52,6 +52,8 @@ class TensorRegression(nn.Module, ABC):
     bias: nn.Parameter | None
     _kernel: Literal["tucker", "cp"] | None = None
     """The fused head that computes this format on a GPU."""
+    default_modes: ClassVar[Modes] = "all"
+    """Which modes a head by name drops where the user does not say."""
     _precise = False
     """Whether ``forward`` computes in at least float32, as :func:`in_full_precision` asks."""
     drops_entries = False
@@ -81,7 +83,8 @@ class TensorRegression(nn.Module, ABC):
             raise TensorDropoutError(f"{where}: dtype must be a floating-point type, got {dtype}")
         self.init = init
         dense = prod(self.weight_shape)
-        self._ranks = resolve_rank(rank, self._full_ranks(), self._count, dense, where)
+        full, largest = self.full_ranks(self.weight_shape), self.largest_ranks(self.weight_shape)
+        self._ranks = resolve_rank(rank, full, largest, self._count, dense, where)
         self._make_parameters(device=device, dtype=dtype)
         shape = torch.empty(self.output_shape, device=device, dtype=dtype) if bias else None
         self.register_parameter("bias", None if shape is None else nn.Parameter(shape))
@@ -96,7 +99,7 @@ class TensorRegression(nn.Module, ABC):
                 stacklevel=2,
             )
         self._fixed_masks: Masks | None = None
-        self._emit: Callable[[TensorRegression, Tensor], Any] | None = None
+        self._instead_of_forward: Callable[[TensorRegression, Tensor], Any] | None = None
         inputs, operands, outputs, ranks = self._indices()
         sizes = dict(zip(inputs + outputs + ranks, (*self.weight_shape, *self._ranks), strict=True))
         self._plan = plan_contraction(inputs, operands, outputs, ranks, sizes)
@@ -110,9 +113,10 @@ class TensorRegression(nn.Module, ABC):
 
     # What a format defines.
 
+    @classmethod
     @abstractmethod
-    def _full_ranks(self) -> tuple[int, ...]:
-        """The largest rank of each rank axis."""
+    def full_ranks(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """One rank per rank axis, at which every weight of this shape can be written: what "full" means."""
 
     @abstractmethod
     def _count(self, ranks: tuple[int, ...]) -> int:
@@ -150,6 +154,38 @@ class TensorRegression(nn.Module, ABC):
     def mode_numbers(self) -> tuple[int, ...]:
         """What ``TensorDropout(modes=...)`` calls each rank axis; empty for CP, which has one."""
 
+    @abstractmethod
+    def reference_weight(self, masks: Masks) -> Tensor:
+        """W̃ (*input_shape, *output_shape) under given masks (None or (R,)) by the formula: slow, for tests."""
+
+    # What a format may define otherwise.
+
+    @classmethod
+    def largest_ranks(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The largest rank that each rank axis accepts."""
+        return cls.full_ranks(shape)
+
+    @classmethod
+    def default_rank(cls, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Rank:
+        """The rank of a head by name where the user gives none: half the channels, cut at the full rank."""
+        half = max(1, input_shape[0] // 2)
+        ranks = tuple(min(half, largest) for largest in cls.largest_ranks(input_shape + output_shape))
+        return ranks if len(ranks) > 1 else ranks[0]
+
+    @property
+    def output_parameter(self) -> tuple[str, int] | None:
+        """The name of the one parameter that holds the outputs, and which of its axes they are.
+
+        ``W`` must be linear in it through the last rank axis alone. None if there is no such parameter: the head then
+        cannot be sharded over its classes.
+        """
+        return None
+
+    @property
+    def printed_exponent(self) -> int | None:
+        """The exponent of θ in the paper's printed regularizer; None if the paper prints none for this format."""
+        return None
+
     # What every format can do.
 
     @property
@@ -185,8 +221,8 @@ class TensorRegression(nn.Module, ABC):
     def forward(self, x: Tensor) -> Any:
         """``⟨x, W̃⟩ + b``: (B, *input_shape) -> (B, *output_shape)."""
         self._check_input(x)
-        if self._emit is not None:
-            return self._emit(self, x)
+        if self._instead_of_forward is not None:  # set for one call by head_outputs.call_with_head
+            return self._instead_of_forward(self, x)
         regress = self.regress_precisely if self._precise else self.regress
         return regress(x, self._masks(x.shape[0]))
 
@@ -376,7 +412,7 @@ class TensorRegression(nn.Module, ABC):
             layer = type(self)(
                 self.input_shape,
                 self.output_shape,
-                ranks if self.mode_numbers else ranks[0],
+                ranks,
                 bias=self.bias is not None,
                 dropout=self.dropout,
                 init=self.init,
@@ -411,60 +447,3 @@ def index_letters(*lengths: int) -> list[str]:
     """Disjoint runs of index letters of the given lengths."""
     starts = [sum(lengths[:k]) for k in range(len(lengths))]
     return [INDICES[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-
-
-def randomized_layers(model: nn.Module) -> list[TensorRegression]:
-    """The tensor regression layers in a model that have a dropout with something to drop."""
-    layers = (module for module in model.modules() if isinstance(module, TensorRegression))
-    return [layer for layer in layers if layer.dropped_axes]
-
-
-@contextmanager
-def in_full_precision(model: nn.Module) -> Iterator[None]:
-    """The randomized layers compute in at least float32 inside the block, whatever the precision of the network."""
-    layers = randomized_layers(model)
-    for layer in layers:
-        layer._precise = True
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer._precise = False
-
-
-@contextmanager
-def fixed_masks(model: nn.Module) -> Iterator[nn.Module]:
-    """Keep one thinned network over many batches: masks are drawn once, on entry.
-
-    Inside, every randomized layer uses its one mask for all samples, in ``train`` and ``eval`` mode alike (so that
-    a thinned network can be evaluated with batch norm at rest). A later block draws a new network. Copies and pickles
-    do not keep the masks. Under gradient checkpointing ``backward`` must run inside the block too: it computes the
-    layers again.
-
-    Args:
-        model: a layer or any module that contains some.
-
-    Raises:
-        TensorDropoutError: if the model has no randomized layer.
-
-    Example:
-        >>> import torch, tensor_dropout as td
-        >>> layer = td.CPRegression((8, 4, 4), 10, rank=6, dropout=0.5)
-        >>> x = torch.randn(2, 8, 4, 4)
-        >>> with td.fixed_masks(layer):
-        ...     bool((layer(x) == layer(x)).all())
-        True
-    """
-    layers = randomized_layers(model)
-    if not layers:
-        raise TensorDropoutError(
-            f"fixed_masks: {type(model).__name__} has no tensor regression layer with dropout; pass dropout= to one"
-        )
-    before, drawn = [layer._fixed_masks for layer in layers], [layer.draw_masks() for layer in layers]
-    for layer, masks in zip(layers, drawn, strict=True):
-        layer._fixed_masks = masks
-    try:
-        yield model
-    finally:
-        for layer, previous in zip(layers, before, strict=True):
-            layer._fixed_masks = previous

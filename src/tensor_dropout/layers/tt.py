@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tensor_dropout.layers.decomposition import Decomposition, Ranks, left_singular, numerical_rank, threshold_path
+from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, quadratic, tt_variance
 from tensor_dropout.layers.regression import TensorRegression, index_letters
@@ -45,8 +48,9 @@ class TTRegression(TensorRegression):
         (64, 64, 64)
     """
 
-    def _full_ranks(self) -> tuple[int, ...]:
-        shape = self.weight_shape
+    @classmethod
+    def full_ranks(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """At each bond the smaller of the products of the sizes to its left and to its right."""
         return tuple(min(prod(shape[:n]), prod(shape[n:])) for n in range(1, len(shape)))
 
     def _count(self, ranks: tuple[int, ...]) -> int:
@@ -121,6 +125,18 @@ class TTRegression(TensorRegression):
         """Bond numbers, 1 to N."""
         return tuple(range(1, len(self.weight_shape)))
 
+    @property
+    def output_parameter(self) -> tuple[str, int]:
+        """The last core, (R, O, 1)."""
+        return f"cores.{len(self.cores) - 1}", 1
+
+    def reference_weight(self, masks: Masks) -> Tensor:
+        """The product of the cores, the masks between them."""
+        weight = self.cores[0]
+        for core, mask in zip(self.cores[1:], masks, strict=True):
+            weight = torch.tensordot(weight if mask is None else weight * mask, core, dims=1)
+        return weight.squeeze(0).squeeze(-1)
+
 
 def _orthonormal_core(core: Tensor, pool: bool) -> Tensor:
     """A core (R, size, R') with orthonormal columns; with ``pool`` the first ones pass bond r on, averaging.
@@ -144,3 +160,58 @@ def _train_norm(cores: list[Tensor]) -> Tensor:
     for core in cores:
         gram = torch.einsum("sit,siu->tu", torch.einsum("rs,rit->sit", gram, core), core)
     return gram.sum().sqrt()
+
+
+class TTDecomposition(Decomposition):
+    """``W[i_0,..,i_N] ≈ C_0[i_0] ⋯ C_N[i_N]`` by successive SVDs."""
+
+    @cached_property
+    def _splits(self) -> list[tuple[Tensor, Tensor]]:
+        """Left singular vectors and values of W as a matrix, cut at every bond."""
+        modes = range(1, self.weight.ndim)
+        return [left_singular(self.weight.flatten(n).flatten(0, n - 1)) for n in modes]
+
+    @property
+    def exact_rank(self) -> Ranks:
+        """See :class:`Decomposition`."""
+        return self._in_layer(tuple(numerical_rank(spectrum) for _, spectrum in self._splits))
+
+    @cached_property
+    def path(self) -> list[Ranks]:
+        """See :class:`Decomposition`."""
+        return [self._in_layer(ranks) for ranks in threshold_path([spectrum for _, spectrum in self._splits])]
+
+    def at(self, ranks: Ranks) -> list[Tensor]:
+        """See :class:`Decomposition`."""
+        first_basis = self._splits[0][0]
+        if not self.grid:
+            return tensor_train(self.weight, ranks, first_basis)
+        R = min(ranks[: len(self.grid) + 1])  # a pooled channel passes through all bonds up to the output
+        first, *rest = tensor_train(self.weight, (R, *ranks[len(self.grid) + 1 :]), first_basis)
+        R = first.shape[-1]
+        identity = torch.eye(R, dtype=first.dtype, device=first.device)
+        middle = [torch.einsum("rs,i->ris", identity, self._spatial_column(size)[:, 0]) for size in self.grid]
+        return [first * prod(self.grid) ** -0.5, *middle, *rest]
+
+    def _in_layer(self, ranks: Ranks) -> Ranks:
+        return tuple(ranks[0] for _ in self.grid) + ranks
+
+
+def tensor_train(weight: Tensor, ranks: Ranks, first_basis: Tensor) -> list[Tensor]:
+    """TT-SVD: the cores, without the bonds of size 1 at the two ends.
+
+    Args:
+        weight: (*modes).
+        ranks: the most that each bond may have.
+        first_basis: the left singular vectors of W as a matrix, cut behind its first mode.
+    """
+    cores, left, rest = [], 1, weight
+    for n, R in enumerate(ranks):
+        matrix = rest.reshape(left * weight.shape[n], -1)
+        U = first_basis if n == 0 else left_singular(matrix)[0]
+        R = min(R, U.shape[1])
+        cores.append(U[:, :R].reshape(left, weight.shape[n], R))
+        rest, left = U[:, :R].T @ matrix, R
+    cores.append(rest.reshape(left, -1))
+    cores[0] = cores[0].squeeze(0)
+    return cores

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cached_property, reduce
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tensor_dropout.layers.decomposition import (
+    Decomposition,
+    Ranks,
+    left_singular,
+    numerical_rank,
+    threshold_path,
+    unfold,
+)
+from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_, random_directions, target_norm
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, joint_mask, tucker_moments
+from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
 
@@ -46,11 +56,19 @@ class TuckerRegression(TensorRegression):
     """
 
     _kernel = "tucker"
+    default_modes = "outer"
 
     core: nn.Parameter
 
-    def _full_ranks(self) -> tuple[int, ...]:
-        return self.weight_shape
+    @classmethod
+    def full_ranks(cls, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of the modes."""
+        return shape
+
+    @classmethod
+    def default_rank(cls, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Rank:
+        """Half the channels, every other mode in full."""
+        return (max(1, input_shape[0] // 2), *input_shape[1:], *output_shape)
 
     def _count(self, ranks: tuple[int, ...]) -> int:
         return prod(ranks) + sum(size * R for size, R in zip(self.weight_shape, ranks, strict=True))
@@ -104,3 +122,87 @@ class TuckerRegression(TensorRegression):
     def mode_numbers(self) -> tuple[int, ...]:
         """The axes of ``dense_weight()``."""
         return tuple(range(len(self.weight_shape)))
+
+    @property
+    def output_parameter(self) -> tuple[str, int]:
+        """The factor of the last mode, (O, R)."""
+        return f"factors.{len(self.factors) - 1}", 0
+
+    @property
+    def printed_exponent(self) -> int:
+        """One less than the number of dropped modes, as printed in theorem 2."""
+        return len(self.dropped_axes) - 1
+
+    def reference_weight(self, masks: Masks) -> Tensor:
+        """The core times each factor, mode by mode, the mask on the factor's columns."""
+        weight: Tensor = self.core
+        for mode, (factor, mask) in enumerate(zip(self.factors, masks, strict=True)):
+            masked = factor if mask is None else factor * mask
+            weight = torch.tensordot(masked, weight, dims=([1], [mode])).movedim(0, mode)
+        return weight
+
+
+class TuckerDecomposition(Decomposition):
+    """``W ≈ G ×_0 U0 … ×_N UN`` with orthonormal factors."""
+
+    zero_padded = frozenset({-1})
+
+    @cached_property
+    def _bases(self) -> list[tuple[Tensor, Tensor]]:
+        if self.weight.ndim == 2:  # one SVD has both sides
+            left, spectrum, right = torch.linalg.svd(self.weight, full_matrices=False)
+            return [(left, spectrum), (right.T, spectrum)]
+        return [left_singular(unfold(self.weight, mode)) for mode in range(self.weight.ndim)]
+
+    @property
+    def exact_rank(self) -> Ranks:
+        """See :class:`Decomposition`."""
+        return self._in_layer(tuple(numerical_rank(spectrum) for _, spectrum in self._bases))
+
+    @cached_property
+    def path(self) -> list[Ranks]:
+        """See :class:`Decomposition`."""
+        spectra = [spectrum for _, spectrum in self._bases]
+        if len(spectra) == 2:  # the two sides of a matrix have one spectrum
+            return [self._in_layer((R, R)) for R in range(1, numerical_rank(spectra[0]) + 1)]
+        return [self._in_layer(ranks) for ranks in threshold_path(spectra)]
+
+    def at(self, ranks: Ranks) -> list[Tensor]:
+        """See :class:`Decomposition`."""
+        wanted = (ranks[0], *ranks[1 + len(self.grid) :])
+        exact = [numerical_rank(spectrum) for _, spectrum in self._bases]
+        kept = [min(R, most) for R, most in zip(wanted, exact, strict=True)]
+        factors = [basis[:, :R] for (basis, _), R in zip(self._bases, kept, strict=True)]
+        if kept != exact and self.weight.ndim > 2:  # a truncated SVD is the best there is
+            factors = improve_tucker(self.weight, factors)
+        core = project(self.weight, factors)
+        for size in reversed(self.grid):
+            factors.insert(1, self._spatial_column(size))
+            core = core.unsqueeze(1) * size**-0.5
+        return [*factors, core]
+
+    def _in_layer(self, ranks: Ranks) -> Ranks:
+        return (ranks[0], *[1 for _ in self.grid], *ranks[1:])
+
+
+def project(tensor: Tensor, factors: list[Tensor], skip: int | None = None) -> Tensor:
+    """``tensor ×_n Unᵀ`` over all modes but ``skip``, those first that shrink it most."""
+    order = sorted(range(tensor.ndim), key=lambda n: factors[n].shape[1] / factors[n].shape[0])
+    for mode in order:
+        if mode != skip:
+            tensor = torch.tensordot(tensor, factors[mode], dims=([mode], [0])).movedim(-1, mode)
+    return tensor
+
+
+def improve_tucker(weight: Tensor, factors: list[Tensor], sweeps: int = 20, tolerance: float = 1e-6) -> list[Tensor]:
+    """HOOI: each factor in turn becomes the best one for the others, until the captured energy stands still."""
+    factors, captured = list(factors), 0.0
+    for _ in range(sweeps):
+        for mode, factor in enumerate(factors):
+            if factor.shape[1] < factor.shape[0]:
+                left, _ = left_singular(unfold(project(weight, factors, skip=mode), mode))
+                factors[mode] = left[:, : factor.shape[1]]
+        before, captured = captured, float(project(weight, factors).norm())
+        if captured - before <= tolerance * captured:
+            break
+    return factors

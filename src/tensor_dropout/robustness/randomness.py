@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from tensor_dropout.layers.dropout import TensorDropout
-from tensor_dropout.layers.head_outputs import emit, unwrap
-from tensor_dropout.layers.regression import TensorRegression, randomized_layers
+from tensor_dropout.layers.head_outputs import call_with_head, unwrap
+from tensor_dropout.layers.randomized import randomized_layers
+from tensor_dropout.layers.regression import TensorRegression
 
 MASKS = 1024
 """Masks that are compared, of a law that does not tell its second moments."""
@@ -32,7 +33,7 @@ def draw_heads(model: nn.Module, x: Tensor, n: int) -> list[Tensor]:
         masks = (layer.draw_masks(len(features)) for _ in range(n))
         return _Heads([layer.regress(features, mask).flatten(1) for mask in masks])
 
-    return emit(unwrap(model), x, draw, _Heads, "target").draws
+    return call_with_head(unwrap(model), x, draw, _Heads, "target").draws
 
 
 def _random_states(x: Tensor) -> list[Tensor]:

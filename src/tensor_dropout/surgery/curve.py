@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.layers.randomized import tensor_layers
 from tensor_dropout.progress import show_progress
 from tensor_dropout.surgery.merge import truncate_
 from tensor_dropout.surgery.report import ConversionReport, Trial
@@ -21,7 +21,7 @@ def rank_curve(
     example_input: Any,
     score: Callable[[nn.Module], float],
     *,
-    factorization: Literal["tucker", "cp", "tt"] = "tucker",
+    factorization: str = "tucker",
     points: int = 12,
 ) -> list[Trial]:
     """Score a network at ranks from 1 to its own, in copies.
@@ -39,16 +39,16 @@ def rank_curve(
     Returns:
         Rank, parameters of the head, relative error of its weight, and the score.
     """
-    own = [module for module in model.modules() if isinstance(module, TensorRegression)]
+    layers = list(tensor_layers(model).values())
 
     def cut(rank: int) -> tuple[nn.Module, ConversionReport]:
         changed = copy.deepcopy(model).eval()
-        if own:
+        if layers:
             return changed, truncate_(changed, rank)
         return changed, tensorize_(changed, example_input, factorization=factorization, rank=rank)
 
-    if own:
-        most = max(max(layer._ranks) for layer in own)
+    if layers:
+        most = max(max(layer._ranks) for layer in layers)
     else:
         whole = tensorize_(copy.deepcopy(model).eval(), example_input, factorization=factorization)
         most = max(whole.replacements[0].rank)

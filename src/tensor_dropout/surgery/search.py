@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.decomposition import Decomposition, Ranks
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.progress import show_progress
-from tensor_dropout.surgery.decompose import Decomposition, Ranks
 from tensor_dropout.surgery.report import Trial
 
 Count = Callable[[Ranks], int]

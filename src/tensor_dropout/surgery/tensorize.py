@@ -6,22 +6,20 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
-from tensor_dropout.layers.cp import CPRegression
+from tensor_dropout.layers.decomposition import Decomposition, Ranks
 from tensor_dropout.layers.dropout import TensorDropout, as_dropout
+from tensor_dropout.layers.formats import Format, get_format
 from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, unwarned
-from tensor_dropout.layers.tt import TTRegression
-from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout.surgery.checks import check_example, check_layer, check_model
-from tensor_dropout.surgery.decompose import DECOMPOSITIONS, Decomposition, Ranks, pad
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, undone_on_failure
 from tensor_dropout.surgery.head import Pooled, TensorHead, widen
 from tensor_dropout.surgery.report import ConversionReport, Replacement, Trial
@@ -39,18 +37,12 @@ from tensor_dropout.surgery.trace import (
 )
 from tensor_dropout.surgery.weights import relative_error
 
-REGRESSIONS: dict[str, type[TensorRegression]] = {
-    "tucker": TuckerRegression,
-    "cp": CPRegression,
-    "tt": TTRegression,
-}
-
 
 def tensorize_(
     model: nn.Module,
     example_input: Any,
     *,
-    factorization: Literal["tucker", "cp", "tt"] = "tucker",
+    factorization: str = "tucker",
     rank: Rank | None = None,
     max_parameters: int | None = None,
     max_error: float | None = None,
@@ -75,7 +67,7 @@ def tensorize_(
     Args:
         model: any network; it must not be wrapped (DDP, FSDP, ``torch.compile``) yet.
         example_input: an input as the model takes it: a tensor, a tuple of arguments or a dict of keyword arguments.
-        factorization: "tucker", "cp" or "tt".
+        factorization: the format of the new weight: "tucker", "cp", "tt" or another that ``layers/formats.py`` lists.
         rank: "full" (default): the weight's own exact rank. One int: that rank in every mode, cut at the exact one (CP:
             its one rank). A sequence: exact ranks; ranks above the weight's own are added with zeros, so that training
             can grow into them. A float in (0, 1]: at most that fraction of the replaced layer's weights.
@@ -109,8 +101,7 @@ def tensorize_(
         (True, (10, 1, 1, 10))
     """
     goal = Goal.of(rank, max_parameters, max_error, max_accuracy_loss, loader)
-    if factorization not in DECOMPOSITIONS:
-        raise TensorDropoutError(f"tensorize_: factorization is one of {list(DECOMPOSITIONS)}, got {factorization!r}")
+    format = get_format(factorization, "tensorize_", "factorization")
     dropout = as_dropout(dropout)
     check_model(model, "tensorize_")
     check_example(model, example_input)
@@ -122,7 +113,7 @@ def tensorize_(
         for seen in chosen:
             check_layer(model, seen)
         before = [tensor.detach().clone() for tensor in traced.output]
-        request = Request(factorization, goal, dropout, example_input, before)
+        request = Request(format, goal, dropout, example_input, before)
         done = [convert(model, seen, request, exchange, optimizer) for seen in chosen]
         difference = measure(model, example_input, before)
     for old, new in exchange.modules.values():
@@ -186,7 +177,7 @@ def _find(traced: Trace, name: str, module: nn.Module, listed: str) -> Seen:
 class Request:
     """What all replacements of one call share."""
 
-    factorization: str
+    format: Format
     goal: Goal
     dropout: TensorDropout | None
     example: Any
@@ -204,7 +195,7 @@ def convert(
     weight, bias = read_weight(seen)
     if seen.is_averaged:
         settle(model, seen, request, exchange)
-    decomposition = decompose(weight, seen, request.factorization)
+    decomposition = decompose(weight, seen, request.format)
     regression, trials = fit(model, seen, decomposition, bias, request, exchange)
     swap(seen, regression, exchange)
     if failure := probe(model, regression, request):
@@ -317,11 +308,11 @@ def read_weight(seen: Seen) -> tuple[Tensor, nn.Parameter | None]:
     return matrix, seen.module._parameters.get("bias")
 
 
-def decompose(matrix: Tensor, seen: Seen, factorization: str) -> Decomposition:
+def decompose(matrix: Tensor, seen: Seen, format: Format) -> Decomposition:
     """The weight of a layer as it stands, or, behind an average, its matrix with the sizes of the map."""
     if seen.is_averaged:
-        return DECOMPOSITIONS[factorization](matrix, seen.features[1:])
-    return DECOMPOSITIONS[factorization](matrix.reshape(*seen.features, -1))
+        return format.decomposition(matrix, seen.features[1:])
+    return format.decomposition(matrix.reshape(*seen.features, -1))
 
 
 def fit(
@@ -335,20 +326,15 @@ def fit(
     """A regression of the rank that the goal asks for, filled; and the trials of the search for it."""
     weight = seen.module.get_parameter("weight")
 
-    kind = REGRESSIONS[request.factorization]
-    shell = kind(seen.features, weight.shape[0], 1, device="meta")
+    layer = request.format.layer
+    shell = layer(seen.features, weight.shape[0], 1, device="meta")
 
     def build(rank: Rank, dropout: TensorDropout | None = None) -> TensorRegression:
-        number = rank
-        if kind is CPRegression and isinstance(rank, tuple):  # CP takes its one rank as a number
-            if len(rank) != 1:
-                raise TensorDropoutError(f"tensorize_: CP has one rank for all modes, got {rank}; pass one number")
-            number = rank[0]
         with unwarned():  # the report says if there is nothing to drop
-            regression = kind(
+            regression = layer(
                 seen.features,
                 weight.shape[0],
-                number,
+                rank,
                 dropout=copy.deepcopy(dropout),
                 bias=bias is not None,
                 device="meta",
@@ -384,10 +370,7 @@ def _matrix(decomposition: Decomposition) -> Tensor:
 def fill(regression: TensorRegression, decomposition: Decomposition) -> None:
     """Write the decomposition into a layer so that its ``dense_weight()``, the weight at test time, is W."""
     operands = regression.operands()
-    found = decomposition.operands(regression._ranks)
-    # Tucker: the core; CP: the factor of the output; TT: the far side of a new bond is zero by itself.
-    zero = set() if isinstance(regression, TTRegression) else {len(operands) - 1}
-    found = pad(found, operands, zero)
+    found = decomposition.fill(operands, regression._ranks)
     _, indices, _, ranks = regression._indices()
     for axis, mean in enumerate(regression.mean_masks()):
         if mean is None:

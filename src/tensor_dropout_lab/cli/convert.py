@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.options import (
     Arch,
@@ -25,9 +26,6 @@ if TYPE_CHECKING:
     from tensor_dropout_lab.data.batches import Batches
 
 
-FACTORIZATIONS = ("tucker", "cp", "tt")
-
-
 def convert(
     checkpoint: Checkpoint,
     out: Annotated[Path, typer.Option("--out", "-o", help="The file to write; with --curve, of the figure and JSON.")],
@@ -35,7 +33,7 @@ def convert(
     model: Model = None,
     model_arguments: ModelArguments = "{}",
     input_shape: InputShape = None,
-    factorization: Annotated[str, one_of(FACTORIZATIONS, "The format of the weight.")] = "tucker",
+    factorization: Annotated[str, one_of(tuple(FORMATS), "The format of the weight.")] = "tucker",
     rank: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +106,7 @@ def convert(
         report = tensorize_(
             network,
             example,
-            factorization=factorization,  # type: ignore[arg-type]
+            factorization=factorization,
             rank=parse_rank(rank),
             max_parameters=max_parameters,
             max_error=max_error,

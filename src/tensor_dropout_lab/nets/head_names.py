@@ -7,12 +7,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.formats import FORMATS
 
 DEFAULT_THETA = 0.9
 """θ, the KEEP probability, of a random head when none is given."""
-
-FORMATS: tuple[str, ...] = ("tucker", "cp", "tt")
-"""The formats of the weight of a tensor head."""
 
 _WEIGHT = ("rank", "init")
 _MASKS = ("theta", "law", "modes", "per_sample", "scaling", "min_rank")

@@ -12,19 +12,17 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.contraction import multiply_along
-from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.dropout import Masks, Modes, TensorDropout, check_theta
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.head_outputs import count_parameters
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
 from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.layers.tt import TTRegression
 from tensor_dropout.layers.tucker import TuckerRegression
 from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, HEADS, check_name, refuse_unused
 from tensor_dropout_lab.nets.network import Network
 
-_FORMATS: dict[str, type[TensorRegression]] = {"tucker": TuckerRegression, "cp": CPRegression, "tt": TTRegression}
 _AVERAGES: dict[int, type[nn.AdaptiveAvgPool2d] | type[nn.AdaptiveAvgPool3d]] = {
     2: nn.AdaptiveAvgPool2d,
     3: nn.AdaptiveAvgPool3d,
@@ -51,14 +49,14 @@ def build_head(
     - ``fc``: average pooling + ``nn.Linear``; ``fc+dropout``: with ``nn.Dropout`` between them; ``fc+low-rank``: with a
       weight that is a product of two matrices, the plain way to a compact head; ``fc+flatten``: flattening instead of
       pooling, the plain way to keep positions.
-    - ``trl-tucker``, ``trl-cp``, ``trl-tt``: a tensor regression layer; ``rtrl-…``: the same with tensor dropout.
+    - ``trl-tucker``, ``trl-cp``, … (one for each format): a tensor regression layer; ``rtrl-…``: with tensor dropout.
     - ``trl-tucker+weight-dropout``: plain dropout on the entries of the Tucker weight, the paper's comparison.
 
     Args:
         name: one of ``HEADS``.
         feature_shape: (C, *space) with 2 or 3 sizes.
         outputs: the number of classes or targets.
-        rank: of a tensor head, as its layer takes it; None: half the channels (see :func:`halve_channels`).
+        rank: of a tensor head, as its layer takes it; None: half the channels (see the layer's ``default_rank``).
         theta: θ, the KEEP probability of a random tensor head; None: 0.9.
         law: of ``rtrl`` heads, as the five that follow; see :class:`td.TensorDropout`.
         modes: which modes are dropped; None: "outer" for Tucker, the channels and the outputs (the paper's are "all").
@@ -91,33 +89,14 @@ def build_head(
     if name in ("fc", "fc+dropout"):
         return _build_linear(feature_shape, outputs, drop_rate if name == "fc+dropout" else None)
     kind, format = name.removesuffix("+weight-dropout").split("-")
-    rank = halve_channels(format, feature_shape, outputs) if rank is None else rank
+    layer = FORMATS[format].layer
+    rank = layer.default_rank(feature_shape, (outputs,)) if rank is None else rank
     theta = DEFAULT_THETA if theta is None else theta
     if name == "trl-tucker+weight-dropout":
         return WeightDropoutTucker(feature_shape, outputs, rank, theta=theta, init=init)
-    masks["modes"] = ("outer" if format == "tucker" else "all") if modes is None else modes
+    masks["modes"] = layer.default_modes if modes is None else modes
     dropout = TensorDropout(theta, **masks) if kind == "rtrl" else None  # type: ignore[arg-type]
-    return _FORMATS[format](feature_shape, outputs, rank, dropout=dropout, init=init)
-
-
-def halve_channels(format: str, feature_shape: tuple[int, ...], outputs: int) -> int | tuple[int, ...]:
-    """The default rank: half the channels, everything else in full, cut at the full rank.
-
-    Tucker: (C/2, *space, outputs). CP: C/2. TT: C/2 at each bond.
-
-    Example:
-        >>> halve_channels("tucker", (64, 4, 4), 10), halve_channels("cp", (64, 4, 4), 10)
-        ((32, 4, 4, 10), 32)
-        >>> halve_channels("tt", (64, 4, 4), 10)
-        (32, 32, 10)
-    """
-    shape = (*feature_shape, outputs)
-    half = max(1, feature_shape[0] // 2)
-    if format == "tucker":
-        return (half, *shape[1:])
-    if format == "cp":
-        return min(half, prod(shape) // max(shape))
-    return tuple(min(half, prod(shape[:n]), prod(shape[n:])) for n in range(1, len(shape)))
+    return layer(feature_shape, outputs, rank, dropout=dropout, init=init)
 
 
 class WeightDropoutTucker(TuckerRegression):
@@ -187,7 +166,7 @@ class WeightDropoutTucker(TuckerRegression):
         like = self.core
         shape = (self.input_shape, self.output_shape, ranks)
         layer = WeightDropoutTucker(
-            *shape, theta=self.theta, bias=self.bias is not None, device="meta", dtype=like.dtype
+            *shape, theta=self.theta, bias=self.bias is not None, init=self.init, device="meta", dtype=like.dtype
         )
         return layer.to_empty(device=like.device).train(self.training)
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.layers.regression import randomized_layers
+from tensor_dropout.layers.randomized import randomized_layers
 from tensor_dropout.metrics.outcome_arrays import Task, describe_classes
 from tensor_dropout.metrics.registry import list_metrics, summarize
 from tensor_dropout.prediction import evaluating, predict
