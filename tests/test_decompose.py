@@ -88,7 +88,7 @@ def test_exact_at_full_rank(factorization, shape):
 @every_factorization
 def test_small_singular_values_are_no_rounding_errors(factorization):
     weight = torch.diag(torch.tensor([1.0, 1e-6, 1e-12], dtype=torch.float64))
-    decomposition = DECOMPOSITIONS[factorization](weight)
+    decomposition = FORMATS[factorization].decomposition(weight)
     assert set(decomposition.exact_rank) == {3}
     found = build(factorization, decomposition.at(decomposition.exact_rank))
     np.testing.assert_allclose(found, weight.numpy(), rtol=1e-9, atol=1e-20)

@@ -36,7 +36,7 @@ def draw_rank_curve(
         network,
         example,
         lambda changed: measure_accuracy(changed, validation),
-        factorization=factorization,  # type: ignore[arg-type]
+        factorization=factorization,
     )
     unchanged = measure_accuracy(network, validation)
     record = {
