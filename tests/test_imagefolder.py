@@ -268,7 +268,7 @@ def test_a_missing_folder_gives_the_expected_layout(folder, missing):
         ({"root": None}, "set root"),
         ({"size": 0}, "size must be"),
         ({"resize": 8}, r"resize \(8\) must not be below size \(16\)"),
-        ({"normalize": "x"}, "normalize must be one of channel, image"),
+        ({"normalize": "x"}, "option normalize is of type .*, got 'x'"),
         ({"validation": 18}, "imagefolder: validation"),
     ],
 )

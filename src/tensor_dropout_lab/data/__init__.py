@@ -12,6 +12,8 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import json
+import os
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -247,28 +249,22 @@ def load_data(name: str, *, root: str | Path | None = None, seed: int = 0, **opt
     source = _find_source(name)
     loader = source.import_loader()
     parameters = inspect.signature(loader).parameters
+    kinds = read_types(name)
+    for option, value in options.items():
+        if not fits_type(value, kinds[option]):
+            raise TensorDropoutError(f"{name}: the option {option} is of type {known[option].type}, got {value!r}")
     if "root" in parameters:
         options["root"] = root
     elif root is not None:
         raise TensorDropoutError(f"{name}: it has no files, so it takes no root; leave root={str(root)!r} out")
     if "seed" in parameters:
         options["seed"] = seed
-    kinds = read_types(name)
-    options = {option: _as_annotated(value, kinds[option]) for option, value in options.items()}
-    try:
-        data = loader(**options)
-        if not isinstance(data, Data):
-            raise TensorDropoutError(f"{name}: its loader must return tensor_dropout_lab.data.Data, got {data!r}")
-        if source.function is not None:
-            check_data(data)
-        return data
-    except TensorDropoutError:
-        raise
-    except (TypeError, ValueError) as error:
-        if source.function is not None:  # of the user, who needs the place
-            raise
-        given = ", ".join(f"{key}={value!r}" for key, value in options.items() if key not in ("root", "seed"))
-        raise TensorDropoutError(f"{name}: an option is not what it should be ({error}); got {given}") from error
+    data = loader(**{option: _as_annotated(value, kinds[option]) for option, value in options.items()})
+    if not isinstance(data, Data):
+        raise TensorDropoutError(f"{name}: its loader must return tensor_dropout_lab.data.Data, got {data!r}")
+    if source.function is not None:
+        check_data(data)
+    return data
 
 
 def describe_options(name: str) -> dict[str, Option]:
@@ -322,6 +318,26 @@ def _read_parameters(loader: Callable[..., Data]) -> Mapping[str, inspect.Parame
         return inspect.signature(loader, eval_str=True).parameters
     except (NameError, AttributeError, TypeError, SyntaxError):  # of one annotation; the others are tried by themselves
         return inspect.signature(loader).parameters
+
+
+def fits_type(value: Any, annotation: Any) -> bool:
+    """Whether a value is of a type as JSON writes it: a list may be a tuple, and a text a path.
+
+    A value or a type that JSON or pydantic does not know is left to the loader.
+
+    Example:
+        >>> fits_type([8, 8], tuple[int, int]), fits_type("8", int)
+        (True, False)
+    """
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        TypeAdapter(annotation).validate_json(json.dumps(value, default=os.fspath), strict=True)
+    except ValidationError:
+        return False
+    except (PydanticUserError, TypeError):
+        return True
+    return True
 
 
 def _as_annotated(value: Any, annotation: Any) -> Any:

@@ -18,15 +18,13 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
-    PydanticUserError,
-    TypeAdapter,
     ValidationError,
     model_validator,
 )
 from pydantic_core import CoreSchema, core_schema
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, read_types
+from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, fits_type, read_types
 from tensor_dropout_lab.nets.families import find_family
 from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, DEFAULTS, HEADS, check_name, refuse_unused
 from tensor_dropout_lab.training.optimizers import OPTIMIZERS
@@ -216,24 +214,8 @@ def _check_options(data: DataConfig) -> None:
             )
         if option not in known:
             raise TensorDropoutError(f"config: data.options.{option} is unknown; {_suggest(option, list(known))}")
-        if not _is_of_type(value, kinds[option]):
+        if not fits_type(value, kinds[option]):
             raise TensorDropoutError(f"config: data.options.{option} is of type {known[option].type}, got {value!r}")
-
-
-def _is_of_type(value: Any, kind: Any) -> bool:
-    """Whether a value is of a type as JSON writes it: a list may be a tuple, a text a path.
-
-    Example:
-        >>> _is_of_type([8, 8], tuple[int, int]), _is_of_type("8", int)
-        (True, False)
-    """
-    try:
-        TypeAdapter(kind).validate_json(json.dumps(value, default=str), strict=True)
-    except ValidationError:
-        return False
-    except PydanticUserError:  # a type that pydantic does not know
-        return True
-    return True
 
 
 def _read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
