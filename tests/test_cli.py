@@ -196,3 +196,33 @@ def test_a_signal_in_a_real_process(tmp_path, number):
     assert "reproduce digits: interrupted; what is done is kept in" in errors
     assert "Traceback" not in errors
     assert list(tmp_path.glob("out/digits/runs/quick/*.json"))
+
+
+WITHOUT_TORCH = """
+import io, sys, contextlib
+sys.modules["torch"] = None  # importing it would fail
+sys.argv[1:] = {arguments}
+from tensor_dropout_lab.__main__ import main
+shown = io.StringIO()
+with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+    main()
+print(shown.getvalue())
+"""
+COMMANDS = sorted(command.name or command.callback.__name__ for command in cli.app.registered_commands)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], *([name, "--help"] for name in COMMANDS)], ids=" ".join
+)
+def test_help_does_not_need_torch(arguments):
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH.format(arguments=arguments)], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("Usage: tensor-dropout" in done.stdout) != (arguments == ["--version"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_summary_and_an_example(name):
+    shown = runner.invoke(cli.app, [name, "--help"], env={"COLUMNS": "200"}).output
+    assert f"tensor-dropout {name} " in shown.replace("Usage: tensor-dropout", "", 1)
