@@ -187,7 +187,7 @@ def test_a_signal_in_a_real_process(tmp_path, number):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, preexec_fn=listen, **pipes)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/digits/runs/quick/*.json")) and time.monotonic() < deadline:
+    while not list(tmp_path.glob("out/digits/*/result.json")) and time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.2)
     process.send_signal(number)
@@ -195,7 +195,7 @@ def test_a_signal_in_a_real_process(tmp_path, number):
     assert process.returncode == 130
     assert "reproduce digits: interrupted; what is done is kept in" in errors
     assert "Traceback" not in errors
-    assert list(tmp_path.glob("out/digits/runs/quick/*.json"))
+    assert list(tmp_path.glob("out/digits/*/result.json"))
 
 
 WITHOUT_TORCH = """

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import tensor_dropout as td
+import tensor_dropout_lab
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
 from tensor_dropout_lab.evaluation.evaluate import Settings
 from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment, synthetic
@@ -124,6 +125,7 @@ FIGURES = {
         "Randomized CP, exact expected loss",
         "Randomized Tucker",
     ],
+    "digits": ["FC", "FC, flattened", "Tucker", "Randomized Tucker"],
 }
 WHERE = {
     "synthetic-cp": "Figure 2",
@@ -140,6 +142,7 @@ WHERE = {
     "cifar100-attacks": "Figure 6",
     "cifar100-tuning": "Table 4",
     **dict.fromkeys((name for name in FIGURES if name.startswith("beyond")), "Beyond the paper"),
+    "digits": "Not in the paper",
 }
 """Counted in tensor_dropout.tex: Figure 1 is the diagram, Figure 4 the curve of imagenet-attacks."""
 
@@ -294,7 +297,8 @@ def test_the_full_size_is_the_papers():
 @pytest.mark.parametrize("name", FILES)
 def test_a_header_names_table_number_ours_command_seeds_hardware_and_time(name):
     text, experiment = header(name), name.partition("/")[0]
-    command = f"tensor-dropout reproduce {name} --preset paper --root FOLDER"
+    root = "" if experiment == "digits" else " --root FOLDER"
+    command = f"tensor-dropout reproduce {name} --preset paper{root}"
     if experiment.startswith("synthetic"):
         command = f"tensor-dropout reproduce {experiment} --preset paper"  # one training for all stages' θ
     assert f"# Command: {command}" in text.splitlines()
@@ -521,7 +525,7 @@ def test_an_unknown_experiment_offers_the_nearest():
 
 def test_recipes_are_in_the_package():
     """They are data of the package, beside its modules."""
-    assert Path(td.__file__).parent / "recipes" == ROOT
+    assert Path(tensor_dropout_lab.__file__).parent / "recipes" == ROOT
 
 
 # One step at full size.
@@ -598,7 +602,9 @@ def test_one_step_of_the_head_at_every_other_point(name, tmp_path):
     ratios = {}
     for cell in expand(find(name, "paper"), "paper")[name not in ALIKE :]:
         config = resolve_config(overrides=cell.config)
-        settings = {key: value for key, value in config.net.settings().items() if key not in ("name", "head")}
+        settings = {
+            key: value for key, value in config.net.settings().items() if key not in ("name", "head", "options")
+        }
         data = make_data(config.data.name, FEATURES[config.data.name])
         head = build_head(config.net.head, data.input_shape, data.outputs, **settings)
         if "net.theta" in cell.config:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from chromium import Chromium, find_chromium
-from tensor_dropout_lab.figures import LOOKS, draw_figure, save_figure
+from tensor_dropout_lab.figures import draw_figure, save_figure
 from tensor_dropout_lab.report.characters import escape_latex
 from tensor_dropout_lab.report.html import inline_figure, write_html
 from tensor_dropout_lab.report.model import Cell, Figure, Report, Section, Table
@@ -36,9 +36,9 @@ def draw_panels(folder: Path) -> Path:
             zip(figure.subplots(1, 5, sharey=True), (1, 0.9, 0.8, 0.7, 0.6), strict=True)
         ):
             epochs = range(0, 500, 20)
-            for name, shift in (("trl", 0.0), ("rtrl", 0.02)):
+            for name, shift in (("TRL", 0.0), ("R-TRL", 0.02)):
                 losses = [math.exp(-epoch / 120) + (1 - theta) / 2 + shift for epoch in epochs]
-                axes.plot(epochs, losses, **LOOKS[name].as_line())
+                axes.plot(epochs, losses, label=name)
             axes.set_title(f"θ = {theta}")
             axes.set_xlabel("epoch")
             if index == 0:

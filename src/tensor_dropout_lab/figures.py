@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,28 +35,6 @@ STYLE: Any = {
     "legend.frameon": False,
     "savefig.dpi": 160,
     "svg.hashsalt": "tensor-dropout",  # equal figures give equal files
-}
-
-
-@dataclass(frozen=True)
-class Look:
-    """How one head is drawn, in every figure: colours of Okabe and Ito, told apart without colour as well."""
-
-    label: str
-    color: str
-    marker: str
-    linestyle: str = "-"
-
-    def as_line(self) -> dict[str, Any]:
-        """The arguments of ``Axes.plot``."""
-        return {"label": self.label, "color": self.color, "marker": self.marker, "linestyle": self.linestyle}
-
-
-LOOKS: dict[str, Look] = {
-    "fc": Look("FC pooled", "#666666", "o", "--"),
-    "fc-flat": Look("FC flat", "#CC79A7", "D", ":"),
-    "trl": Look("TRL", "#0072B2", "s"),
-    "rtrl": Look("R-TRL", "#D55E00", "^"),
 }
 
 

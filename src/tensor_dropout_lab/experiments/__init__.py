@@ -21,7 +21,7 @@ class Entry:
 
     Attributes:
         module: what runs it, an :class:`Experiment`.
-        summary: one line for ``reproduce --help``; of the paper's experiments their recipes say it.
+        summary: one line for ``reproduce --help``; of an experiment with recipes these say it.
         presets: the names of its settings.
         has_recipes: whether single recipes of it can be run, also beside those of others.
     """
@@ -38,12 +38,7 @@ def _enter(name: str) -> Entry:
     return Entry(f"{__name__}.paper", has_recipes=True)
 
 
-EXPERIMENTS: dict[str, Entry] = {name: _enter(name) for name in list_experiments()} | {
-    "digits": Entry(
-        f"{__name__}.digits",
-        "FC, TRL and R-TRL heads on scikit-learn's digits: accuracy, clean and under Gaussian noise",
-    )
-}
+EXPERIMENTS: dict[str, Entry] = {name: _enter(name) for name in list_experiments()}
 """Name -> entry of the experiment; those of the paper in its order, then our own."""
 
 

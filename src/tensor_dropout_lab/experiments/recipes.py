@@ -119,7 +119,7 @@ def list_experiments(root: Path = ROOT) -> list[str]:
 
     Example:
         >>> list_experiments()[0], list_experiments()[-1]
-        ('synthetic-cp', 'beyond-attacks')
+        ('synthetic-cp', 'digits')
     """
     return list(_read(root / "defaults.toml"))
 

@@ -46,6 +46,7 @@ class Family:
 
 FAMILIES: dict[str, Family] = {
     "resnet": Family("resnet", "resnet", ("resnet-mini", "resnet18", "resnet34", "resnet50", "resnet101")),
+    "digits-cnn": Family("digits-cnn", "digits_cnn", ("digits-cnn",)),
     "torchvision": Family("torchvision:NAME", "from_torchvision"),
     "timm": Family("timm:NAME", "from_timm"),
     "monai": Family("monai:NAME", "from_monai"),

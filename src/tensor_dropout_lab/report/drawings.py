@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tensor_dropout.metrics.registry import find_main
 from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.experiments.synthetic.report import curves_of, formula_error, gap
 from tensor_dropout_lab.experiments.synthetic.report import draw_curves as draw_losses
@@ -132,7 +133,8 @@ Levels = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Path]:
-    """MAE over SNR with bands, a panel for each noise, a curve for each head; clean is a dotted line of its colour."""
+    """The main metric over SNR with bands, a panel for each noise, a curve for each head; clean is a dotted line."""
+    metric = find_main(next(rows[0] for curves in panels.values() for rows in curves.values()))
     with draw_figure(4.4 * len(panels), 3.4) as figure:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axis, (noise, curves) in zip(axes, panels.items(), strict=True):
@@ -141,16 +143,17 @@ def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Pat
                 levels = [row["level"] for row in noisy]
                 low, high = ([row[end] for row in noisy] for end in ("low", "high"))
                 axis.fill_between(levels, low, high, color=COLORS[k], alpha=0.2)
-                axis.plot(levels, [row["mae"] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
-                axis.axhline(rows[0]["mae"], color=COLORS[k], linestyle=":", linewidth=0.9)
+                axis.plot(levels, [row[metric.name] for row in noisy], label=label, color=COLORS[k], marker=MARKERS[k])
+                axis.axhline(rows[0][metric.name], color=COLORS[k], linestyle=":", linewidth=0.9)
             levels = sorted({row["level"] for rows in curves.values() for row in rows} - {None})
             if levels:
                 axis.set_xscale("log", base=2)
-                axis.set_yscale("log")
+                if metric.unit == "target":
+                    axis.set_yscale("log")
                 axis.set_xticks(levels, [f"{level:g}" for level in levels])
                 axis.yaxis.set_major_formatter("{x:g}")
             axis.set(xlabel="SNR, σ²(signal)/σ²(noise)", title=f"{noise} noise")
-        axes[0].set_ylabel("MAE, years")
+        axes[0].set_ylabel(metric.head("years"))
         axes[0].legend(fontsize=7)
         figure.suptitle(title, fontsize=10)
         return save_figure(figure, stem)

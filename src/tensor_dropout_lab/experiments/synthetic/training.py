@@ -1,4 +1,8 @@
-"""Training all variants of one stage together, with checkpoints."""
+"""Training all variants of one stage together, with checkpoints.
+
+Not by the ordinary trainer: one core takes 0.7 s for an epoch of all 25 variants of CP at full size and 2.6 s for
+Tucker; one run after another of that trainer take 6.5 s and 8.1 s (in the miniature 8 and 14 times as long).
+"""
 
 from __future__ import annotations
 

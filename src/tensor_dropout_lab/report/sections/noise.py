@@ -29,19 +29,27 @@ def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
         networks = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
         label, panels = label_of(experiment, preset), {}
         for family in describe_experiment(experiment)["both"]["evaluation"]["noise"]:
-            caption = f"Mean absolute error in years under {_NAMES[family]} noise, {size}"
-            table, panels[_NAMES[family]] = tabulate_noise(networks, caption, label, family)
+            caption = f"Mean absolute error in years under {NOISES[family]} noise, {size}"
+            table, panels[NOISES[family]] = tabulate_noise(networks, caption, label, family)
             tables += [table, *_tabulate_variants(networks, f"{caption}, by training", label, family)]
-        if any(len(rows) > 1 for curves in panels.values() for rows in curves.values()):  # not clean alone
-            stem = figures / f"{experiment}-{preset}"
-            drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
-            heads = ", ".join(next(iter(panels.values())))
-            alt = f"Mean absolute error over SNR for {heads}, under {' and '.join(panels)} noise, with bands of 95 %."
-            pictures.append(Figure(stem.with_suffix(".svg"), alt, f"MAE over SNR, {size}", label))
+        pictures += draw_levels(panels, experiment, preset, figures)
     return open_section(experiment, bases, tables=tables, figures=pictures)
 
 
-_NAMES = {"gaussian": "white Gaussian", "rician": "Rician"}
+NOISES = {"gaussian": "white Gaussian", "rician": "Rician"}
+
+
+def draw_levels(panels: Mapping[str, drawings.Levels], experiment: str, preset: str, figures: Path) -> list[Figure]:
+    """The main metric over the levels of each noise; nothing if no network was shown any noise."""
+    rows = [rows for curves in panels.values() for rows in curves.values()]
+    if all(len(levels) < 2 for levels in rows):  # clean alone
+        return []
+    stem, size = figures / f"{experiment}-{preset}", SIZES[preset]
+    drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+    heads, title = ", ".join(next(iter(panels.values()))), find_main(rows[0][0]).describe("years")
+    alt = f"{title[0].upper()}{title[1:]} over SNR for {heads}, under {' and '.join(panels)} noise, with bands of 95 %."
+    caption = f"{find_main(rows[0][0]).label} over SNR, {size}"
+    return [Figure(stem.with_suffix(".svg"), alt, caption, label_of(experiment, preset))]
 
 
 def tabulate_noise(

@@ -12,7 +12,7 @@ from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.attacks import ABOUT, add_curves, list_verdicts, tabulate_attacks
-from tensor_dropout_lab.report.sections.noise import tabulate_noise
+from tensor_dropout_lab.report.sections.noise import NOISES, draw_levels, tabulate_noise
 from tensor_dropout_lab.report.sections.runs import (
     SIZES,
     Bases,
@@ -65,16 +65,20 @@ def build_scores(
             row += [show(runs, metric), Cell("") if small is None else show(small, metric)]
         rows.append(row)
     tables, pictures, verdicts = [Table(said["title"], columns, rows, note)], [], []
-    attacked = [preset for preset in SIZES if any("evaluation" in runs.recipe.settings for runs in sizes[preset])]
+    attacked = [preset for preset in SIZES if any(_is_attacked(runs) for runs in sizes[preset])]
     for preset in SIZES if said["metrics"] == ["accuracy"] else attacked:
         own, size, label = sizes[preset], SIZES[preset], label_of(experiment, preset)
+        networks = {runs.recipe.row: runs for runs in own}
         tables.append(_tabulate_sizes(own, f"Difference to FC, size and calibration, {size}", label))
+        if preset in attacked:
+            tables.append(tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label))
+        if any("gaussian" in runs.recipe.settings.get("evaluation", {}).get("noise", []) for runs in own):
+            table, curves = tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)
+            tables.append(table)
+            if preset not in attacked:
+                pictures += draw_levels({NOISES["gaussian"]: curves}, experiment, preset, figures)
         if preset not in attacked:
             continue
-        networks = {runs.recipe.row: runs for runs in own}
-        tables.append(tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label))
-        if any("gaussian" in runs.recipe.settings.get("evaluation", {}).get("noise", []) for runs in own):
-            tables.append(tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)[0])
         verdicts += list_verdicts(networks, size)
         if any(runs.done() for runs in own):
             stem = figures / f"{experiment}-{preset}"
@@ -84,6 +88,11 @@ def build_scores(
             pictures += add_curves({"": networks}, f"{experiment}-fgsm-{preset}", experiment, preset, figures)
     notes = [ABOUT] if attacked else []
     return open_section(experiment, bases, tables=tables, figures=pictures, verdicts=verdicts, notes=notes)
+
+
+def _is_attacked(runs: Runs) -> bool:
+    evaluation = runs.recipe.settings.get("evaluation")
+    return evaluation is not None and evaluation.get("protocol") != "none"
 
 
 _CAPTION = (
