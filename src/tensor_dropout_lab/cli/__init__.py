@@ -20,6 +20,7 @@ from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.predict import predict
 from tensor_dropout_lab.cli.reproduce import report, reproduce
 from tensor_dropout_lab.cli.train import ls, train
+from tensor_dropout_lab.nets import trust
 
 app = typer.Typer(
     name="tensor-dropout",
@@ -61,7 +62,8 @@ def describe(
         typer.Option(
             "--import",
             metavar="MODULE",
-            help="Import a module of yours first, which may register data sets and laws; the current folder is "
+            help="Import a module of yours first, which may register data sets and laws, and "
+            "whose networks files may ask for; the current folder is "
             "searched. May be repeated.",
         ),
     ] = None,
@@ -73,11 +75,12 @@ def describe(
 
 
 def _import(module: str) -> None:
-    """Import a module of the user's; a failure in it is one sentence with its place."""
+    """Import a module of the user's, whose networks files may then ask for; a failure is one sentence."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a file in the current folder, as for python -m
     try:
         importlib.import_module(module)
+        trust(module)
     except (Exception, SystemExit) as error:  # a user's module may raise anything
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if place.filename.startswith("<") else f" ({place.filename}, line {place.lineno})"

@@ -39,9 +39,7 @@ def fill_arguments(
     usual = _usual_arguments(input_shape, outputs)
     filled = {name: usual[name] for name in parameters if name in usual} | dict(options)
     if missing := [name for name, is_required in parameters.items() if is_required and name not in filled]:
-        raise TensorDropoutError(
-            f"net {what}: it needs {', '.join(missing)}; give them with --set net.options.NAME=VALUE"
-        )
+        raise TensorDropoutError(f"net {what}: it needs {', '.join(missing)}; give --set net.options.NAME=VALUE")
     return filled
 
 

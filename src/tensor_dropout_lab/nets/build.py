@@ -16,11 +16,12 @@ from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.networks import FIRST_BUILDER, register_network
 from tensor_dropout_lab.nets.families import find_family
-from tensor_dropout_lab.nets.feature_map import Place, TappedBackbone, tap
+from tensor_dropout_lab.nets.feature_map import tap
 from tensor_dropout_lab.nets.head_names import HEADS, check_name, leave_out_unused
 from tensor_dropout_lab.nets.heads import build_head
 from tensor_dropout_lab.nets.network import Backbone, HeadedNetwork, Network
 from tensor_dropout_lab.nets.resnet import Stem, check_input_shape
+from tensor_dropout_lab.nets.tapped import Place, TappedBackbone
 
 
 def build_net(

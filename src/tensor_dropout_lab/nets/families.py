@@ -143,8 +143,9 @@ def import_package(module: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
+        missing = (error.name or package).partition(".")[0]  # the package itself, or one that it needs
         raise TensorDropoutError(
-            f"net {what}: {error.name} is not installed; install it with: pip install {package}"
+            f"net {what}: {missing} is not installed; install it with: pip install {package}"
         ) from error
     except Exception as error:  # a broken installation may raise anything
         raise TensorDropoutError(

@@ -1,4 +1,4 @@
-"""Where the last feature map of any network is: found by running it once, and taken from there by a hook.
+"""Where the last feature map of any network is: found by running it once.
 
 A network for classes ends in average pooling (or flattening) and linear layers. What goes into the pooling is a
 feature map (C, *space), which a head of ours takes instead. The place is written into the network's settings, so that
@@ -11,102 +11,19 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.surgery.trace import CONVOLUTIONS, Trace, at_rest, choose_heads, is_pointwise, run, trace
-
-Layout = Literal["channels-first", "channels-last", "vector"]
+from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen, Trace, at_rest, choose_heads, is_pointwise, run, trace
+from tensor_dropout_lab.nets.tapped import Layout, Place, TappedBackbone
 
 _SEARCHED_SIZE = 96
 """A larger input is cut down to this size for the search, which keeps every map in memory."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a network's last feature map is.
-
-    Attributes:
-        module: the name of the module that makes or takes it; "" is the network itself.
-        side: whether it is that module's output or input.
-        layout: "channels-first" (B, C, *space), "channels-last" (B, *space, C), or "vector": (B, C) without positions,
-            which is taken as a map of one position.
-        feature_shape: (C, *space), as a head takes it.
-        left_out: the modules with parameters that do nothing for it, such as the published head.
-        removed: whether those are removed; else the network does not run without them, and they stay, untrained.
-        deterministic: whether nothing before it is random in ``eval`` mode.
-    """
-
-    module: str
-    side: Literal["output", "input"]
-    layout: Layout
-    feature_shape: tuple[int, ...]
-    left_out: tuple[str, ...] = ()
-    removed: bool = True
-    deterministic: bool = True
-
-    def as_json(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-
-    @classmethod
-    def from_json(cls, settings: dict[str, Any]) -> Place:
-        """From what ``as_json`` gave."""
-        values: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in settings.items()}
-        return cls(**values)
-
-
-class TappedBackbone(nn.Module):
-    """A network up to its last feature map.
-
-    The network runs whole, without the parameters behind the map, and a hook keeps the map.
-
-    Args:
-        network: the plain network; its modules behind the map are replaced by the identity, in place.
-        place: where the map is.
-    """
-
-    prefix = "network."
-
-    def __init__(self, network: nn.Module, place: Place) -> None:
-        super().__init__()
-        self.network, self.place = network, place
-        self.feature_shape = place.feature_shape
-        self.left_out = place.left_out
-        self.deterministic_features = place.deterministic
-        self._map: Tensor | None = None
-        for name in place.left_out:
-            if place.removed:
-                network.set_submodule(name, nn.Identity())
-            else:
-                network.get_submodule(name).requires_grad_(False)
-        tapped = network.get_submodule(place.module)
-        if place.side == "input":
-            tapped.register_forward_pre_hook(self._keep_input)
-        elif place.module:
-            tapped.register_forward_hook(self._keep_output)
-
-    def _keep_input(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._map = inputs[0]
-
-    def _keep_output(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        self._map = output
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, *input_shape) -> (B, *feature_shape)."""
-        output = self.network(x)
-        features, self._map = output if self._map is None else self._map, None
-        if self.place.layout == "channels-last":
-            return features.movedim(-1, 1)
-        return features.reshape(len(features), *self.feature_shape) if self.place.layout == "vector" else features
-
-    def extra_repr(self) -> str:
-        """Where the map is."""
-        return f"{self.place.side} of {self.place.module or 'the network'}, feature_shape={self.feature_shape}"
 
 
 def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBackbone:
@@ -136,7 +53,7 @@ def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBa
         if tuple(search.example.shape[1:]) != tuple(input_shape):
             backbone.place = replace(place, feature_shape=_measure(backbone, input_shape, what))
             backbone.feature_shape = backbone.place.feature_shape
-    if place.layout == "vector":
+    if prod(place.feature_shape[1:]) == 1 and place.layout == "flat":
         warnings.warn(
             f"net {what}: its head gets {place.feature_shape[0]} features without positions, since no module of it "
             "makes or takes a map that is then averaged or flattened",
@@ -211,7 +128,8 @@ def _recording(network: nn.Module) -> Iterator[list[_Event]]:
 
 def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, Tensor]:
     """Where the last feature map is, and that of the example as a head takes it."""
-    target, end = _find_target(network, search, what)
+    head = _find_head(search, what)
+    target, end = _find_target(network, search, head, what)
     ndim = search.example.ndim
     maps = [(k, event.tensor) for k, event in enumerate(search.events[:end]) if _is_map(event.tensor, ndim)]
     features, layout = target, _describe_layout(target, target, ndim)
@@ -225,24 +143,31 @@ def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, 
             )
             layout = next((layout for layout in layouts if layout is not None), None)
     if layout is None:
-        features, layout = target, "vector"
+        features, layout = target, "flat"
     module, side = _choose_hook(search.events, features)
     unused = _find_unused(network, features)
     if layout == "channels-last":
         features = features.movedim(-1, 1)
-    elif layout == "vector":
-        features = features.reshape(len(features), -1, *(1 for _ in range(ndim - 2)))
+    elif layout == "flat":
+        positions = head.features[1:] if head is not None and head.kind == "flatten" else ()
+        positions = positions if len(positions) == ndim - 2 else tuple(1 for _ in range(ndim - 2))
+        features = features.reshape(len(features), -1, *positions)
     return Place(module, side, layout, tuple(features.shape[1:]), unused), features.detach()
 
 
-def _find_target(network: nn.Module, search: _Search, what: str) -> tuple[Tensor, int]:
-    """What the published head takes, and how many events came before it; without a head, what the network returns."""
+def _find_head(search: _Search, what: str) -> Seen | None:
+    """The published head's first linear layer, if there is one."""
     heads = choose_heads(search.traced)
     if len(heads) > 1:
         raise TensorDropoutError(
             f"net {what}: it has {len(heads)} heads ({', '.join(head.name for head in heads)}), one is expected"
         )
-    layer = heads[0].name if heads else _find_last_convolution(network, search)
+    return heads[0] if heads else None
+
+
+def _find_target(network: nn.Module, search: _Search, head: Seen | None, what: str) -> tuple[Tensor, int]:
+    """What the published head takes, and how many events came before it; without a head, what the network returns."""
+    layer = _find_last_convolution(network, search) if head is None else head.name
     for k, event in enumerate(search.events):
         if event.module == layer and event.side == "input":
             return event.tensor, k
