@@ -44,6 +44,22 @@ def every_pair(test):
     return pytest.mark.parametrize(("format", "law", "per_sample"), PAIRED, ids=ids)(test)
 
 
+def every_law_in_turn(test):
+    """Parametrize a test over the laws, the formats taking turns: where masks are means, whatever their kind."""
+    formats = list(FORMATS)
+    pairs = [(formats[n % len(formats)], law) for n, law in enumerate(LAWS)]
+    return pytest.mark.parametrize(("format", "law"), pairs, ids=["-".join(pair) for pair in pairs])(test)
+
+
+def in_turn():
+    """(format, law, per_sample) for every law with both kinds of mask; the formats take turns."""
+    formats = list(FORMATS)
+    return [
+        (formats[(n + per_sample) % len(formats)], law, per_sample)
+        for (n, law), per_sample in product(enumerate(LAWS), PER_SAMPLE.values())
+    ]
+
+
 def name_combination(format, law, per_sample):
     return f"{format}, {law}, {'per-sample' if per_sample else 'per-batch'} masks"
 

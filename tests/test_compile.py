@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import count_distinct, every_format, every_pair, make_input, make_layer
+from layers_under_test import count_distinct, every_format, every_law_in_turn, every_pair, make_input, make_layer
 from tensor_dropout import reference
 
 
@@ -58,10 +58,10 @@ def test_training_follows_theta_and_draws_new_masks_without_recompiling(format, 
         assert_close(steps[1.0], seeded_step(plain, plain, x, seed=3))
 
 
-@every_pair
+@every_law_in_turn
 @torch.no_grad()
-def test_eval_uses_the_mean_weight_and_follows_theta_without_recompiling(format, law, per_sample):
-    layer = make_layer(format, law=law, per_sample=per_sample, scaling="paper").eval()
+def test_eval_uses_the_mean_weight_and_follows_theta_without_recompiling(format, law):
+    layer = make_layer(format, law=law, scaling="paper").eval()
     x = make_input(layer)
     compiled, counter = compile_counted(layer)
     outputs = []
