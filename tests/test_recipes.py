@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 import tomllib
@@ -534,7 +535,8 @@ SHAPES = {"cifar100": (3, 32, 32), "imagefolder": (3, 224, 224), "nifti": (1, 80
 SMALLEST = {"cifar100": (3, 32, 32), "imagefolder": (3, 193, 193), "nifti": (1, 65, 97, 97)}  # of equal features
 FEATURES = {"cifar100": (512, 4, 4), "imagefolder": (2048, 7, 7), "nifti": (512, 3, 4, 4)}
 OUTPUTS = {"cifar100": 100, "imagefolder": 1000, "nifti": 1}
-ALIKE = ("imagenet/theta-0.7", "imagenet/theta-0.8", "imagenet/theta-0.9")  # but for θ, theta-0.6
+WHOLE = ("imagenet/theta-0.6", "mri/rtrl-tucker", "cifar100/rtrl-cp")
+"""One for each backbone: with the other heads it is the same."""
 TRAINED = [
     name
     for name in FILES
@@ -582,7 +584,7 @@ def take_step(cell, network, data, folder):
     return [key for key, value in network.named_parameters() if not torch.equal(value, before[key])]
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name not in ALIKE])
+@pytest.mark.parametrize("name", WHOLE)
 def test_one_step_of_the_whole_network_at_full_size(name, tmp_path):
     cell = expand(find(name, "paper"), "paper")[0]
     config = resolve_config(overrides=cell.config)
@@ -597,14 +599,12 @@ def test_one_step_of_the_whole_network_at_full_size(name, tmp_path):
     assert any(key.startswith("fc.") for key in changed)
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if name in ALIKE or "cifar100-" in name])
-def test_one_step_of_the_head_at_every_other_point(name, tmp_path):
+@pytest.mark.parametrize("name", TRAINED)
+def test_one_step_of_the_head_at_every_point(name, tmp_path):
     ratios = {}
-    for cell in expand(find(name, "paper"), "paper")[name not in ALIKE :]:
+    for cell in expand_differing(name):
         config = resolve_config(overrides=cell.config)
-        settings = {
-            key: value for key, value in config.net.settings().items() if key not in ("name", "head", "options")
-        }
+        settings = {key: value for key, value in config.net.settings().items() if key in HEAD_SETTINGS}
         data = make_data(config.data.name, FEATURES[config.data.name])
         head = build_head(config.net.head, data.input_shape, data.outputs, **settings)
         if "net.theta" in cell.config:
@@ -617,6 +617,19 @@ def test_one_step_of_the_head_at_every_other_point(name, tmp_path):
         values = [ratio for (ratio,) in ratios.values()]
         assert values == sorted(values)
         assert values[-1] / values[0] > 10
+
+
+HEAD_SETTINGS = {key for key in inspect.signature(build_head).parameters if key != "name"}
+
+
+def expand_differing(name):
+    """The cells of a recipe at full size whose networks or updates differ: not those of other seeds and folds."""
+    cells = expand(find(name, "paper"), "paper")
+    ways = {
+        repr([(key, value) for key, value in cell.config.items() if not key.startswith(("data.", "run."))]): cell
+        for cell in reversed(cells)
+    }
+    return reversed(ways.values())
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("synthetic")])
@@ -635,10 +648,10 @@ def test_one_step_of_the_synthetic_stages(name, preset, tmp_path):
     assert all(math.isfinite(variant["exact_objective"][-1]) for variant in record["variants"])
 
 
-# Miniatures, really run; those that evaluate are run by tests/test_reproduction.py.
+# Miniatures, really run: tests/test_reproduction.py runs all of them, and makes them smaller still.
 
 
-@pytest.mark.parametrize("name", [name for name in TRAINED if not only_of_the_other_preset(name, "quick")])
+@pytest.mark.parametrize("name", WHOLE)
 def test_the_miniature_trains(name, tmp_path):
     cell = expand(find(name, "quick"), "quick")[-1]
     cell = replace(cell, config={**cell.config, "run.epochs": 1, "run.evaluate_every": 1}, evaluation=None)
