@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from tensor_dropout_lab import cli
 from tensor_dropout_lab.experiments.cells import find_cell
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, list_experiments, load_recipes
@@ -76,8 +78,8 @@ def test_accuracies_with_intervals_are_those_of_the_tables(page):
 def test_kept_evaluations_can_be_compared(tmp_path):
     """What docs/how-to/attack-and-audit.md shows of compare works on records of which decisions alone were kept."""
     folders = [str(RESULTS / "cifar100" / name) for name in ("fc-seed0", "rtrl-cp-seed0")]
-    command = [sys.executable, "-m", "tensor_dropout_lab", "compare", *folders, "--out", str(tmp_path / "record.json")]
-    subprocess.run(command, check=True, capture_output=True)
+    done = CliRunner().invoke(cli.app, ["compare", *folders, "--out", str(tmp_path / "record.json")])
+    assert done.exit_code == 0, done.output
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     rows = {row["part"]: row for row in record["pairs"][0]["parts"]}
     assert "adaptive/pgd-ce/8/255" in rows
@@ -96,9 +98,7 @@ def test_the_command_of_the_guide_is_the_one_that_made_the_record():
     text = (DOCS / "explanation" / "brain-age.md").read_text(encoding="utf-8")
     (block,) = (each for each in re.findall(r"```bash\n(.*?)```", text, re.DOTALL) if "rtrl-cp-fold1" in each)
     typed = shlex.split(block.replace("\\\n", " "))
-    listed = subprocess.run(
-        [sys.executable, "-m", "tensor_dropout_lab", *typed[1:], "--keys"], check=True, capture_output=True, text=True
-    )
+    listed = CliRunner().invoke(cli.app, [*typed[1:], "--keys"])
     settings = flatten(tomllib.loads(listed.stdout))
     made = STORE.run("mri", "rtrl-cp-fold1-paper-seed0").read("run.json")["settings"]
     # The folder, the default written out, and when to look and to save: nothing that changes the network.
