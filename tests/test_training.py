@@ -28,7 +28,7 @@ from tensor_dropout_lab.training.processes import choose_device
 from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads
 from tensor_dropout_lab.training.sampling import Sampler
 from tensor_dropout_lab.training.schedule import rate_at
-from tensor_dropout_lab.training.step import Average, Graph, Step, Targets, choose_speed, make_targets
+from tensor_dropout_lab.training.step import Average, Graph, Step, TaskLoss, choose_speed, make_task_loss
 from training_runs import (
     STEPS_PER_EPOCH,
     assert_equal_runs,
@@ -112,7 +112,7 @@ def test_clipping_bounds_the_gradient(tmp_path, digits):
 
 def test_the_loss_of_classes_and_what_is_counted():
     logits, y = torch.randn(20, 5, dtype=torch.float64), torch.randint(5, (20,))
-    loss, right = Targets("classification", torch.zeros(1), torch.ones(1), 0.2)(logits, y)
+    loss, right = TaskLoss("classification", torch.zeros(1), torch.ones(1), 0.2)(logits, y)
     log_probs = logits.log_softmax(1)
     expected = -(0.8 * log_probs[torch.arange(20), y] + 0.2 * log_probs.mean(1)).mean()
     assert_close(loss, expected)
@@ -124,7 +124,7 @@ def test_the_loss_of_numbers_is_standardized_and_the_count_is_in_their_unit(head
     years = torch.rand(len(heads.train), columns) * 60 + 20
     years = years[:, 0] if columns == 1 else years
     data = dataclasses.replace(heads, train=TensorSplit(heads.train.inputs, years, heads.train.names))
-    targets = make_targets(data, configure())
+    targets = make_task_loss(data, configure())
     table = years.reshape(len(years), -1)
     assert_close(targets.mean, table.mean(0))
     assert_close(targets.std, table.std(0, correction=0))
@@ -138,7 +138,7 @@ def test_the_loss_of_numbers_is_standardized_and_the_count_is_in_their_unit(head
 
 def test_a_constant_target_is_not_divided_by_zero(heads):
     train = TensorSplit(heads.train.inputs, torch.full((len(heads.train),), 50.0), heads.train.names)
-    targets = make_targets(dataclasses.replace(heads, train=train), configure())
+    targets = make_task_loss(dataclasses.replace(heads, train=train), configure())
     assert (float(targets.mean), float(targets.std)) == (50.0, 1.0)
 
 

@@ -33,7 +33,7 @@ def test_the_expected_loss_of_classes_is_the_library_s(tmp_path, digits, head):
     trainer = make_trainer(tmp_path, digits, net__head=head, run__loss="expected")
     x, y = digits.prepare(digits.train.inputs[:20]), digits.train.targets[:20]
     state = {name: tensor.clone() for name, tensor in trainer.plain.state_dict().items()}
-    loss, counted = trainer.step.lose(trainer.plain, x, y)
+    loss, counted = trainer.step.compute_loss(trainer.plain, x, y)
     trainer.plain.load_state_dict(state)
     assert_close(loss, td.expected_cross_entropy(trainer.plain, x, y))
     assert 0 <= int(counted) <= 20
@@ -45,8 +45,8 @@ def test_the_expected_loss_of_numbers_is_the_library_s(tmp_path):
         tmp_path, heads, data__name="phantom", net__head="rtrl-cp", net__rank=4, run__loss="expected", run__batch=4
     )
     x, y = heads.prepare(heads.train.inputs[:6]), heads.train.targets[:6]
-    loss, _ = trainer.step.lose(trainer.plain, x, y)
-    standardized = ((y.reshape(6, 1) - trainer.targets.mean) / trainer.targets.std).float()
+    loss, _ = trainer.step.compute_loss(trainer.plain, x, y)
+    standardized = ((y.reshape(6, 1) - trainer.task_loss.mean) / trainer.task_loss.std).float()
     assert_close(loss, td.expected_mse(trainer.plain, x, standardized), rtol=1e-3, atol=1e-4)
 
 

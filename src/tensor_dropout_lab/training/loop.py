@@ -51,7 +51,7 @@ from tensor_dropout_lab.training.step import (
     choose_speed,
     find_radius,
     lay_out_,
-    make_targets,
+    make_task_loss,
 )
 
 
@@ -149,10 +149,10 @@ class Trainer:
         self.sampler = Sampler(len(data.train), config.run.batch, config.run.seed, process.rank, process.world)
         feed = Feed(data.train, self.sampler, device, config.run.workers)
         self.feed = feed
-        self.targets = make_targets(data, config).to(device)
+        self.task_loss = make_task_loss(data, config).to(device)
         self.steps = config.run.epochs * self.sampler.steps_per_epoch
         self.speed = choose_speed(config, data, device, process.world, self.steps * config.run.batch)
-        self.step = Step(self.network, self.optimizer, feed.fetch, data, self.targets, config, device, self.speed)
+        self.step = Step(self.network, self.optimizer, feed.fetch, data, self.task_loss, config, device, self.speed)
         self.theta = schedule_theta(self.plain, config)
         self.board = Board(run.path / "tensorboard" if config.run.tensorboard and process.is_first else None)
         self.done = 0
@@ -285,8 +285,8 @@ class Trainer:
             dtype=dtype,
             batch=choose_evaluation_batch(self.config.run.batch, self.data.input_shape),
             workers=self.config.run.workers,
-            mean=self.targets.mean if network is None else None,
-            std=self.targets.std if network is None else None,
+            mean=self.task_loss.mean if network is None else None,
+            std=self.task_loss.std if network is None else None,
             uncertainty=uncertainty,
         )
 
@@ -357,7 +357,7 @@ class Trainer:
         self.set_theta(self.config.run.epochs)
         network = copy.deepcopy(gather_network(self.averaged()))
         if self.data.task == "regression":
-            rescale_(network, self.targets.std, self.targets.mean)
+            rescale_(network, self.task_loss.std, self.task_loss.mean)
         return network
 
     def finish(self) -> dict[str, Any]:
@@ -403,7 +403,7 @@ class Trainer:
             return None
         y = splits(self.data)["test"].targets
         y = y.reshape(len(y), -1)
-        mean = self.targets.mean.cpu().expand(y.shape)
+        mean = self.task_loss.mean.cpu().expand(y.shape)
         result["baselines"] = {"mean": self.summarize(Outcome(mean, y))}
         ridge = predict_ridge(self.data)
         if ridge is None:

@@ -20,7 +20,7 @@ from tensor_dropout_lab.training.config import Config
 Fetch = Callable[..., tuple[Tensor, Tensor]]
 
 
-class Targets(nn.Module):
+class TaskLoss(nn.Module):
     """The loss of a task and what is counted beside it.
 
     Classification: cross-entropy, and how many are right. A target may also be class probabilities (B, K), of which the
@@ -53,14 +53,14 @@ class Targets(nn.Module):
         return loss, (self.std * outputs + self.mean - y).abs().mean(1).sum()
 
 
-def make_targets(data: Data, config: Config) -> Targets:
+def make_task_loss(data: Data, config: Config) -> TaskLoss:
     """The loss for a data set; a regression target is standardized by the training examples."""
     targets = data.train.targets.double()
     if data.task == "classification":
-        return Targets(data.task, torch.zeros(1), torch.ones(1), config.run.label_smoothing)
+        return TaskLoss(data.task, torch.zeros(1), torch.ones(1), config.run.label_smoothing)
     columns = targets.reshape(len(targets), -1)
     mean, std = columns.mean(0), columns.std(0, correction=0)
-    return Targets(data.task, mean.float(), torch.where(std > 0, std, 1.0).float())
+    return TaskLoss(data.task, mean.float(), torch.where(std > 0, std, 1.0).float())
 
 
 class Step:
@@ -71,7 +71,7 @@ class Step:
         optimizer: of its parameters.
         fetch: from what a step starts from to a stored batch.
         data: the way from a stored batch to network inputs.
-        targets: the loss.
+        task_loss: the loss.
         config: precision, clipping, averaging.
         device: where everything is.
         speed: "eager"; on a GPU also "graph" (the whole step as one CUDA graph) or "compile" (compiled, then captured).
@@ -83,7 +83,7 @@ class Step:
         optimizer: torch.optim.Optimizer,
         fetch: Fetch,
         data: Data,
-        targets: Targets,
+        task_loss: TaskLoss,
         config: Config,
         device: torch.device,
         speed: str = "eager",
@@ -91,7 +91,7 @@ class Step:
         self.network, self.optimizer, self.fetch = network, optimizer, fetch
         self.prepare = data.prepare.to(device)
         self.augment = None if data.augment is None else data.augment.to(device).train()
-        self.targets = targets.to(device)
+        self.task_loss = task_loss.to(device)
         self.config, self.device = config, device
         self.dtype = choose_dtype(config, device)
         self.memory_format = choose_memory_format(config, data)
@@ -103,7 +103,7 @@ class Step:
         self._eager_steps = _WARM_UP if speed in ("graph", "compile") and device.type == "cuda" else None
         if speed == "compile":
             torch.compiler.reset()  # of runs before it in this process: from the ninth on torch would not compile
-            self.compute = torch.compile(self.compute)  # type: ignore[method-assign]
+            self.run_batch = torch.compile(self.run_batch)  # type: ignore[method-assign]
 
     def __call__(self, *start: Tensor) -> None:
         """Update the network once."""
@@ -129,7 +129,7 @@ class Step:
     def update(self, *start: Tensor) -> None:
         """Gradients, clipping, the optimizer and the average."""
         self.optimizer.zero_grad(set_to_none=True)
-        loss, counted = self.compute(*start)
+        loss, counted = self.run_batch(*start)
         loss.backward()
         if self.config.optimizer.clip is not None:
             nn.utils.clip_grad_norm_(self.network.parameters(), self.config.optimizer.clip)
@@ -139,7 +139,7 @@ class Step:
             if self.average is not None:
                 self.average.update()
 
-    def compute(self, *start: Tensor) -> tuple[Tensor, Tensor]:
+    def run_batch(self, *start: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of one batch, and what is counted."""
         with torch.no_grad():
             stored, y = self.fetch(*start)
@@ -148,18 +148,18 @@ class Step:
             x = x if self.augment is None else self.augment(x)
         x = x.to(self.dtype if self.dtype == torch.float64 else torch.float32, memory_format=self.memory_format)
         if room is not None:
-            x = attack(x, room, lambda moved: self.lose(unwrap(self.network), moved, y)[0])
-        return self.lose(self.network, x, y)
+            x = attack(x, room, lambda moved: self.compute_loss(unwrap(self.network), moved, y)[0])
+        return self.compute_loss(self.network, x, y)
 
-    def lose(self, network: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def compute_loss(self, network: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of prepared inputs, of one draw of the masks or over all of them, and what is counted."""
         penalty = None
         with autocast(self.device, self.dtype):
             if self.config.run.loss == "expected":
-                outputs, penalty = expect(network, x, self.targets.task)
+                outputs, penalty = expect(network, x, self.task_loss.task)
             else:
                 outputs = network(x)
-        loss, counted = self.targets(outputs if self.dtype == torch.float64 else outputs.float(), y)
+        loss, counted = self.task_loss(outputs if self.dtype == torch.float64 else outputs.float(), y)
         return loss if penalty is None else loss + penalty.to(loss.dtype), counted
 
 
