@@ -150,6 +150,23 @@ def test_a_mistake_of_the_model_stays_what_it_is():
         td.expected_mse(model, torch.randn(6, 2, 5, 5), torch.randn(6, 1))
 
 
+@pytest.mark.parametrize("step", ["before the head", "after the head"])
+@pytest.mark.parametrize("kind", [TypeError, AttributeError, td.TensorDropoutError])
+def test_a_mistake_of_the_model_about_tuples_stays_what_it_is(step, kind):
+    def fail(*_):
+        raise kind("a tuple of two images is expected")
+
+    model = Regressor(fail) if step == "after the head" else nn.Sequential(Failing(fail), Regressor())
+    with pytest.raises(kind, match=r"^a tuple of two images is expected"):
+        td.expected_mse(model, torch.randn(6, 2, 5, 5), torch.randn(6, 1))
+
+
+class Failing(nn.Module):
+    def __init__(self, fail):
+        super().__init__()
+        self.forward = fail
+
+
 def test_two_randomized_layers_are_refused_and_one_is_found():
     random, plain = (td.CPRegression((4, 3), (4, 3), 5, dropout=theta) for theta in (0.7, None))
     x, y = torch.randn(2, 4, 3), torch.randn(2, 4, 3)

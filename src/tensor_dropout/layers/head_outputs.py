@@ -7,9 +7,11 @@ output, and the network passes it on as its result.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -74,11 +76,12 @@ def call_with_head(
     head._instead_of_forward = function
     try:
         result = model(x)
-    except (TypeError, AttributeError, TensorDropoutError) as error:
-        names = [kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
-        signs = (*names, "tuple", "'Tensor' object is not callable")  # the last: head(x).mean(1)
-        if not any(sign in str(error) for sign in signs):
-            raise  # the model's own mistake, not about what the head returned
+    except (TypeError, AttributeError, ValueError, LookupError) as error:  # TensorDropoutError is a ValueError
+        if any(frame.f_locals.get("self") is head for frame, _ in traceback.walk_tb(error.__traceback__)):
+            raise  # from within the head
+        head._instead_of_forward = None
+        with torch.no_grad():
+            model(x)  # raises again if the mistake is the model's own
         raise TensorDropoutError(trailing) from error
     finally:
         head._instead_of_forward = None
