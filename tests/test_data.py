@@ -303,6 +303,24 @@ def test_standardized_images_do_not_depend_on_gain_offset_or_batch():
     torch.testing.assert_close(StandardizeImages()(images[2:3]), out[2:3])
 
 
+@pytest.mark.parametrize("gain", [1e-15, 1e-5, 1e-3, 1.0, 1e15])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_standardized_images_do_not_depend_on_the_unit(gain, offset):
+    """A contrast of 1e-5 came out with a deviation of 0.1: 1e-8 was added to every variance."""
+    images = torch.rand(4, 1, 8, 8) + offset
+    out = StandardizeImages()(images)
+    torch.testing.assert_close(out.std(dim=(1, 2, 3), correction=0), torch.ones(4), atol=1e-4, rtol=0)
+    torch.testing.assert_close(StandardizeImages()(gain * images), out, atol=1e-4 * (1 + offset), rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 7.0, 0.1, 1 / 3, 1e-20, -1e20])
+def test_an_image_that_is_constant_up_to_rounding_becomes_0(value):
+    images = torch.full((1, 1, 50, 50), value)
+    assert not StandardizeImages()(images).any()
+    rounded = torch.nextafter(images, torch.zeros(())).where(torch.rand(1, 1, 50, 50) < 0.5, images)
+    assert not StandardizeImages()(rounded).any()
+
+
 def test_preparation_is_differentiable_also_at_a_constant_image():
     images = torch.zeros(1, 1, 4, 4, requires_grad=True)
     (gradient,) = torch.autograd.grad(StandardizeImages()(images).square().sum(), images)

@@ -206,7 +206,8 @@ class FileReader(Protocol):
 class StandardizeImages(nn.Module):
     """Centre and scale every image by its own mean and standard deviation, over all channels and positions.
 
-    This is the paper's normalisation. It undoes any gain and offset of a stored image. A constant image becomes 0.
+    This is the paper's normalisation. It undoes any gain and offset of a stored image. An image that is constant up to
+    the rounding of float32 becomes 0.
 
     Example:
         >>> images = StandardizeImages()(torch.tensor([[[[0, 255]]], [[[7, 7]]]], dtype=torch.uint8))
@@ -223,7 +224,9 @@ class StandardizeImages(nn.Module):
     def measure(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """What is subtracted, and what the rest is multiplied by: (B, 1, 1, …) each."""
         variance, mean = torch.var_mean(images.float(), dim=tuple(range(1, images.ndim)), correction=0, keepdim=True)
-        return mean, torch.rsqrt(variance + 1e-8)
+        rounding = (16 * torch.finfo(torch.float32).eps * mean) ** 2
+        varies = variance > rounding
+        return mean, torch.where(varies, torch.rsqrt(torch.where(varies, variance, 1.0)), 0.0)
 
 
 class StandardizeChannels(nn.Module):
