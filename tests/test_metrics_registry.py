@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.metrics import outcome_arrays
 from tensor_dropout.metrics.outcome_arrays import describe_classes
 from tensor_dropout.metrics.registry import METRICS, find_main, find_metric, list_metrics, main_metric, summarize
 
@@ -85,6 +86,16 @@ def test_outcome_of_classes_against_torch():
     }
     for name, values in expected.items():
         torch.testing.assert_close(torch.tensor(found[name]), values, msg=name)
+
+
+def test_many_examples_are_described_in_blocks(monkeypatch):
+    log_probs = torch.randn(23, 7).log_softmax(1).double().numpy()
+    y = np.arange(23) % 7
+    whole = describe_classes(log_probs, y)
+    monkeypatch.setattr(outcome_arrays, "_BLOCK", 30)  # four rows
+    blocks = describe_classes(log_probs, y)
+    assert blocks.keys() == whole.keys()
+    assert all(np.array_equal(blocks[name], whole[name]) for name in whole)
 
 
 def test_equal_probabilities_are_no_top_five_hit_for_the_last_classes():

@@ -71,8 +71,20 @@ def describe_classes(log_probs: Array, target: Array) -> dict[str, Array]:
         >>> found["predicted"].tolist(), found["brier"].round(2).tolist()
         ([0, 1], [0.02, 0.72])
     """
-    log_probs = np.asarray(log_probs, np.float64)
     target = np.asarray(target, np.int64)
+    known = bool((target >= 0).all())
+    rows = max(1, _BLOCK // max(1, log_probs.shape[1]))
+    blocks = [
+        _describe_block(np.asarray(log_probs[first : first + rows], np.float64), target[first : first + rows], known)
+        for first in range(0, max(1, len(target)), rows)
+    ]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
+
+
+_BLOCK = 2**22  # probabilities at once: 50,000 examples of 1,000 classes would take gigabytes
+
+
+def _describe_block(log_probs: Array, target: Array, known: bool) -> dict[str, Array]:
     probs, rows = np.exp(log_probs), np.arange(len(log_probs))
     predicted = log_probs.argmax(1)
     others = probs.copy()
@@ -84,12 +96,12 @@ def describe_classes(log_probs: Array, target: Array) -> dict[str, Array]:
         "rest": others.sum(1),  # 1 − confidence, where that would be rounded to 0
         "entropy": -(probs * np.where(probs > 0, log_probs, 0.0)).sum(1),
     }
-    if (target >= 0).all():
-        own = log_probs[rows, target]
-        found["nll"] = -own
-        found["brier"] = np.square(probs).sum(1) - 2 * np.exp(own) + 1
+    if known:
+        true = log_probs[rows, target]
+        found["nll"] = -true
+        found["brier"] = np.square(probs).sum(1) - 2 * np.exp(true) + 1
         before = np.arange(log_probs.shape[1]) < target[:, None]
-        larger = (log_probs > own[:, None]) | ((log_probs == own[:, None]) & before)
+        larger = (log_probs > true[:, None]) | ((log_probs == true[:, None]) & before)
         found["top5"] = larger.sum(1) < 5
     return found
 
