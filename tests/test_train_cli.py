@@ -794,6 +794,22 @@ def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
     assert done["status"] == 0, done
 
 
+def test_the_format_of_the_guide_trains_by_its_name(tmp_path):
+    guide = PAGE.with_name("write-a-format.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(# matrix_format.py\n.*?)```", guide, re.DOTALL)
+    (tmp_path / "matrix_format.py").write_text(block, encoding="utf-8")
+    known, folder = ["--import", "matrix_format"], tmp_path / "out/runs/digits/rtrl-matrix-seed0"
+    evaluate = ["evaluate", folder, "--protocol", "none", "--noise", "none", "--mode", "exact", "--device", "cpu"]
+    trained, evaluated = run_in(
+        tmp_path,
+        [*known, "train", "--data", "digits", "--head", "rtrl-matrix", "--epochs", 1, *QUIET],
+        [*known, *evaluate],
+    )
+    assert trained["status"] == 0, trained
+    assert json.loads((folder / "run.json").read_text())["settings"]["net.head"] == "rtrl-matrix"
+    assert evaluated["status"] == 0, evaluated
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

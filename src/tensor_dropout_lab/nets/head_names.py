@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, KeysView, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,16 +14,33 @@ DEFAULT_THETA = 0.9
 
 _WEIGHT = ("rank", "init")
 _MASKS = ("theta", "law", "modes", "per_sample", "scaling", "min_rank")
-SETTINGS: dict[str, tuple[str, ...]] = {
-    "fc": (),
-    "fc+flatten": (),
-    "fc+dropout": ("drop_rate",),
-    "fc+low-rank": ("rank",),
-    **{f"trl-{format}": _WEIGHT for format in FORMATS},
-    **{f"rtrl-{format}": (*_WEIGHT, *_MASKS) for format in FORMATS},
-    "trl-tucker+weight-dropout": (*_WEIGHT, "theta"),
-}
-"""The settings of each head."""
+
+
+class _HeadSettings(Mapping[str, tuple[str, ...]]):
+    """The settings of each head, two heads for every format that is registered at the time."""
+
+    def _list(self) -> dict[str, tuple[str, ...]]:
+        return {
+            "fc": (),
+            "fc+flatten": (),
+            "fc+dropout": ("drop_rate",),
+            "fc+low-rank": ("rank",),
+            **{f"trl-{format}": _WEIGHT for format in FORMATS},
+            **{f"rtrl-{format}": (*_WEIGHT, *_MASKS) for format in FORMATS},
+            "trl-tucker+weight-dropout": (*_WEIGHT, "theta"),
+        }
+
+    def __getitem__(self, head: str) -> tuple[str, ...]:
+        return self._list()[head]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._list())
+
+    def __len__(self) -> int:
+        return len(self._list())
+
+
+SETTINGS = _HeadSettings()
 
 DEFAULTS: dict[str, Any] = {
     "rank": None,
@@ -38,11 +55,11 @@ DEFAULTS: dict[str, Any] = {
 }
 """What a setting is where nothing else is said."""
 
-HEADS: tuple[str, ...] = tuple(SETTINGS)
+HEADS: KeysView[str] = SETTINGS.keys()
 """The names that ``build_head`` knows."""
 
 
-def check_name(what: str, name: Any, names: Sequence[str]) -> None:
+def check_name(what: str, name: Any, names: Collection[str]) -> None:
     """Refuse an unknown name and offer the nearest one.
 
     Example:
