@@ -122,6 +122,13 @@ def test_a_large_input_is_searched_smaller_and_measured_in_full():
     assert max(seen) == 96
 
 
+def test_a_map_of_one_position_on_the_smaller_input_is_searched_again_in_full():
+    """As in Inception at 96 pixels."""
+    layers = [nn.Conv2d(3, 6, 9, stride=9), nn.Conv2d(6, 6, 9, stride=9), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    network = nn.Sequential(*layers, nn.Flatten(), nn.Linear(6, 5))
+    assert tap(network, (3, 224, 224), "net").feature_shape == (6, 2, 2)
+
+
 def test_modules_that_the_network_needs_for_its_shapes_stay_untrained():
     class Net(nn.Module):
         def __init__(self):
@@ -177,13 +184,19 @@ def test_no_positions_is_said():
 
 
 class TwoHeads(nn.Module):
-    def __init__(self):
+    def __init__(self, gate=1.0):
         super().__init__()
+        self.gate = gate
         self.body, self.age, self.sex = nn.Conv2d(3, 6, 3), nn.Linear(6, 1), nn.Linear(6, 2)
 
     def forward(self, x):
-        x = self.body(x).mean((2, 3))
-        return self.age(x), self.sex(x)
+        x = self.body(x)
+        return self.age(x.mean((2, 3))), self.sex(self.gate * x.mean((2, 3)))
+
+
+def test_two_heads_on_the_same_features_make_way_for_one():
+    backbone = tap(TwoHeads(), (3, 8, 8), "net")
+    assert (backbone.feature_shape, backbone.left_out) == ((6, 6, 6), ("age", "sex"))
 
 
 class Pyramid(nn.Module):
@@ -198,7 +211,7 @@ class Pyramid(nn.Module):
 @pytest.mark.parametrize(
     ("network", "message"),
     [
-        (TwoHeads(), r"net mine: it has 2 heads \(age, sex\), one is expected"),
+        (TwoHeads(2.0), r"net mine: it has 2 heads on different features \(age, sex\), one is expected"),
         (Pyramid(), "net mine: its head was not found"),
         (nn.Sequential(nn.Linear(7, 5)), r"net mine: it does not run on inputs of shape \(3, 8, 8\): RuntimeError"),
     ],

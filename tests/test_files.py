@@ -685,3 +685,24 @@ def test_a_weight_tied_to_its_transpose_is_refused_by_name(path):
     with pytest.raises(td.TensorDropoutError, match=r"save: \['1\.weight'\] share memory.*untie"):
         td.save(model, path)
     assert not path.exists()
+
+
+class Versioned(nn.Linear):
+    """Reads its weights by the version that wrote them, as torchvision's MNASNet does."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *arguments):
+        if local_metadata.get("version") != 2:
+            raise ValueError(f"version 2 is expected, got {local_metadata.get('version')}")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+
+def test_modules_that_ask_for_their_version_load(tmp_path):
+    def build():
+        return nn.Sequential(Versioned(6, 4), td.CPRegression(4, 3, rank=2))
+
+    net, other = build(), build()
+    td.save(net, tmp_path / "net.safetensors")
+    td.load(tmp_path / "net.safetensors", other)
+    assert torch.equal(other[0].weight, net[0].weight)

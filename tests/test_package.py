@@ -122,3 +122,20 @@ layer.moments(torch.zeros(2, 4, 3))
 print(sorted(heavy & set(sys.modules)))
 """
     assert run(code) == "[]"
+
+
+@pytest.mark.parametrize("package", ["pydantic", "rich", "filelock"])
+@pytest.mark.parametrize("module", ["config", "loop"])
+def test_training_without_the_extra_is_one_sentence(package, module):
+    code = f"""
+import sys
+from tensor_dropout import TensorDropoutError
+for name in [name for name in sys.modules if name.partition(".")[0] == {package!r}]:
+    del sys.modules[name]
+sys.modules[{package!r}] = None
+try:
+    import tensor_dropout_lab.training.{module}
+except TensorDropoutError as error:
+    print(error)
+"""
+    assert run(code) == (f"training: {package} is not installed; install it with: pip install 'tensor-dropout[lab]'")

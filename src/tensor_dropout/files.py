@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from math import prod
@@ -443,8 +444,10 @@ def _fill(model: nn.Module, weights: dict[str, Tensor], path: str | os.PathLike[
     """Copy checked tensors into a model; if a hook of its own fails, it is as it was."""
     state = {key: tensor for key, tensor in model.state_dict().items() if not tensor.is_meta}
     before = {key: tensor.to("cpu", copy=True) for key, tensor in state.items()}
+    versioned = OrderedDict(weights)
+    versioned._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]  # which version of a module wrote them
     try:
-        model.load_state_dict(weights, strict=False)
+        model.load_state_dict(versioned, strict=False)
     except BaseException as error:
         for key, tensor in state.items():
             tensor.copy_(before[key])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen, Trace, at_rest, choose_heads, is_pointwise, run, trace
+from tensor_dropout_lab.nets.families import describe_error
 from tensor_dropout_lab.nets.tapped import Layout, Place, TappedBackbone
 
 _SEARCHED_SIZE = 96
@@ -47,13 +48,12 @@ def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBa
     """
     with at_rest(network, []), _all_trained(network):
         torch.manual_seed(0)
-        search = _run_search(network, input_shape, what)
-        place, features = _find_place(network, search, what)
-        backbone = _cut(network, place, search.example, features, what)
-        if tuple(search.example.shape[1:]) != tuple(input_shape):
-            backbone.place = replace(place, feature_shape=_measure(backbone, input_shape, what))
-            backbone.feature_shape = backbone.place.feature_shape
-    if prod(place.feature_shape[1:]) == 1 and place.layout == "flat":
+        place, example, features = _search(network, input_shape, what)
+        backbone = _cut(network, place, example, features, what)
+        if tuple(example.shape[1:]) != tuple(input_shape):
+            backbone.feature_shape = _measure(backbone, input_shape, what)
+            backbone.place = replace(backbone.place, feature_shape=backbone.feature_shape)
+    if place.layout == "flat" and prod(place.feature_shape[1:]) == 1:
         warnings.warn(
             f"net {what}: its head gets {place.feature_shape[0]} features without positions, since no module of it "
             "makes or takes a map that is then averaged or flattened",
@@ -72,7 +72,7 @@ class _Event(NamedTuple):
     """Whether the module is a convolution over more than one position."""
 
 
-class _Search(NamedTuple):
+class _Run(NamedTuple):
     """What one run of the network showed."""
 
     example: Tensor
@@ -80,23 +80,32 @@ class _Search(NamedTuple):
     traced: Trace
 
 
-def _run_search(network: nn.Module, input_shape: tuple[int, ...], what: str) -> _Search:
-    """Run the network on a random input: on a smaller one than will be used, if it takes that."""
+def _search(network: nn.Module, input_shape: tuple[int, ...], what: str) -> tuple[Place, Tensor, Tensor]:
+    """The place of the map, an example, and its map; of a smaller example than an input, if the network takes that."""
     channels, *sizes = input_shape
     smaller = (channels, *(min(size, _SEARCHED_SIZE) for size in sizes))
-    parameter = next(network.parameters(), torch.zeros(()))
-    for shape in dict.fromkeys((smaller, tuple(input_shape))):
-        example = torch.randn(2, *shape).to(parameter)
+    if smaller != tuple(input_shape):
         try:
-            with _recording(network) as events:
-                return _Search(example, events, trace(network, example))
-        except TensorDropoutError as error:
-            refusal = error
-    cause = refusal.__cause__ or refusal
-    reason = (str(cause).strip().splitlines() or [""])[0]
-    raise TensorDropoutError(
-        f"net {what}: it does not run on inputs of shape {tuple(input_shape)}: {type(cause).__name__}: {reason}"
-    ) from refusal
+            place, example, features = _search_at(network, smaller, what)
+            if prod(place.feature_shape[1:]) > 1:  # else the map of a full-size input may have more positions
+                return place, example, features
+        except TensorDropoutError:
+            pass  # it takes inputs of one size
+    return _search_at(network, input_shape, what)
+
+
+def _search_at(network: nn.Module, shape: tuple[int, ...], what: str) -> tuple[Place, Tensor, Tensor]:
+    example = torch.randn(2, *shape).to(next(network.parameters(), torch.zeros(())))
+    try:
+        with _recording(network) as events:
+            traced = trace(network, example)
+    except TensorDropoutError as error:
+        cause = error.__cause__ or error
+        raise TensorDropoutError(
+            f"net {what}: it does not run on inputs of shape {tuple(shape)}: {describe_error(cause)}"
+        ) from error
+    place, features = _find_place(network, _Run(example, events, traced), what)
+    return place, example, features
 
 
 @contextmanager
@@ -126,16 +135,16 @@ def _recording(network: nn.Module) -> Iterator[list[_Event]]:
             hook.remove()
 
 
-def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, Tensor]:
+def _find_place(network: nn.Module, shown: _Run, what: str) -> tuple[Place, Tensor]:
     """Where the last feature map is, and that of the example as a head takes it."""
-    head = _find_head(search, what)
-    target, end = _find_target(network, search, head, what)
-    ndim = search.example.ndim
-    maps = [(k, event.tensor) for k, event in enumerate(search.events[:end]) if _is_map(event.tensor, ndim)]
+    head = _find_head(shown, what)
+    target, end = _find_target(network, shown, head, what)
+    ndim = shown.example.ndim
+    maps = [(k, event.tensor) for k, event in enumerate(shown.events[:end]) if _is_map(event.tensor, ndim)]
     features, layout = target, _describe_layout(target, target, ndim)
     if layout is None and maps:
         last, features = maps[-1]
-        after = search.events[last:end]
+        after = shown.events[last:end]
         layout = _describe_layout(features, target, ndim)
         if layout is None and not any(event.mixes_positions for event in after):
             layouts = (
@@ -144,7 +153,7 @@ def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, 
             layout = next((layout for layout in layouts if layout is not None), None)
     if layout is None:
         features, layout = target, "flat"
-    module, side = _choose_hook(search.events, features)
+    module, side = _choose_hook(shown.events, features)
     unused = _find_unused(network, features)
     if layout == "channels-last":
         features = features.movedim(-1, 1)
@@ -155,36 +164,38 @@ def _find_place(network: nn.Module, search: _Search, what: str) -> tuple[Place, 
     return Place(module, side, layout, tuple(features.shape[1:]), unused), features.detach()
 
 
-def _find_head(search: _Search, what: str) -> Seen | None:
-    """The published head's first linear layer, if there is one."""
-    heads = choose_heads(search.traced)
-    if len(heads) > 1:
+def _find_head(shown: _Run, what: str) -> Seen | None:
+    """The published head's first linear layer, if there is one; of several on the same features, any of them."""
+    heads = choose_heads(shown.traced)
+    names = [head.name for head in heads]
+    inputs = [event.tensor for event in shown.events if event.side == "input" and event.module in names]
+    if any(features.shape != inputs[0].shape or not torch.equal(features, inputs[0]) for features in inputs):
         raise TensorDropoutError(
-            f"net {what}: it has {len(heads)} heads ({', '.join(head.name for head in heads)}), one is expected"
+            f"net {what}: it has {len(heads)} heads on different features ({', '.join(names)}), one is expected"
         )
     return heads[0] if heads else None
 
 
-def _find_target(network: nn.Module, search: _Search, head: Seen | None, what: str) -> tuple[Tensor, int]:
+def _find_target(network: nn.Module, shown: _Run, head: Seen | None, what: str) -> tuple[Tensor, int]:
     """What the published head takes, and how many events came before it; without a head, what the network returns."""
-    layer = _find_last_convolution(network, search) if head is None else head.name
-    for k, event in enumerate(search.events):
+    layer = _find_last_convolution(network, shown) if head is None else head.name
+    for k, event in enumerate(shown.events):
         if event.module == layer and event.side == "input":
             return event.tensor, k
-    if not search.events or len(search.traced.output) != 1 or search.traced.output[0].ndim < 2:
+    if not shown.events or len(shown.traced.output) != 1 or shown.traced.output[0].ndim < 2:
         raise TensorDropoutError(
             f"net {what}: its head was not found; it should end in average pooling or flattening and a linear layer, "
             "or return a feature map (B, channels, *space)"
         )
-    return search.events[-1].tensor, len(search.events)
+    return shown.events[-1].tensor, len(shown.events)
 
 
-def _find_last_convolution(network: nn.Module, search: _Search) -> str | None:
+def _find_last_convolution(network: nn.Module, shown: _Run) -> str | None:
     """The 1×1 convolution that makes the classes, if a network ends in one (SqueezeNet)."""
     modules = dict(network.named_modules())
-    named = [event.module for event in search.events if event.side == "output"]
+    named = [event.module for event in shown.events if event.side == "output"]
     last = next((name for name in reversed(named) if list(modules[name].parameters(recurse=False))), None)
-    ends_in_map = search.traced.output[0].ndim > 2 if search.traced.output else False
+    ends_in_map = shown.traced.output[0].ndim > 2 if shown.traced.output else False
     return last if last is not None and not ends_in_map and is_pointwise(modules[last]) else None
 
 
