@@ -48,9 +48,7 @@ tables: $(VENV)/.ready-all ## write the measured tables and figures of the docs 
 	$(BIN)/python tools/write_tables.py
 
 pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew
-	$(BIN)/tensor-dropout reproduce digits --out out/reproduce/quick
 	$(BIN)/python tools/draw_masks.py
-	$(BIN)/python tools/shrink_png.py out/reproduce/quick/digits/digits-quick.png docs/images/digits.png
 
 clean: ## remove .venv, caches and results
 	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

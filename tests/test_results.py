@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tensor_dropout_lab import cli
+from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.experiments.cells import find_cell
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, list_experiments, load_recipes
@@ -31,7 +32,6 @@ STORE = RecordStore(RESULTS)
 NETWORKS = [
     name for name in list_experiments() if not name.startswith("synthetic") and STORE.list_runs(name)
 ]  # of the recipes
-SHOWN = ("clean", "SNR 4", "SNR 1")
 
 
 def list_evaluations(experiment):
@@ -54,13 +54,24 @@ def test_there_are_pages_with_tables():
     assert {"cifar100", "equal-trials", "brain-age"} <= {page.stem for page in PAGES}
 
 
-def test_the_digits_page_shows_the_record():
-    heads = STORE.run("digits").read("digits-quick.json")["heads"]
+def test_the_differences_on_the_digits_page_are_those_of_the_records():
+    scores = {}
+    for name in STORE.list_runs("digits"):
+        summary = STORE.run("digits", name).read("evaluation/evaluation.json")["summary"]
+        head, _, seed = name.rpartition("-seed")
+        levels = {"clean": summary["clean"]} | {f"SNR {row['level']:g}": row for row in summary["noise"]}
+        scores.setdefault(head, {})[seed] = {level: row["accuracy"] for level, row in levels.items()}
     text = (DOCS / "explanation" / "digits.md").read_text(encoding="utf-8")
-    for head in heads.values():
-        shown = [f"{head['accuracy'][noise]['mean']:.1f} ± {head['accuracy'][noise]['std']:.1f}" for noise in SHOWN]
-        sizes = [f"{head[name]:,}" for name in ("parameters_head", "parameters_network")]
-        assert f"| {' | '.join([*shown, *sizes])} |" in text
+    names = {recipe.name: recipe.row for recipe in load_recipes("digits", "paper")}
+    ours = scores.pop("rtrl-tucker")
+    assert len(ours) == 20
+    for rival, theirs in scores.items():
+        cells = []
+        for level in ("clean", "SNR 4", "SNR 1"):
+            changes = [ours[seed][level] - theirs[seed][level] for seed in ours]
+            low, high = seed_interval(changes)
+            cells.append(f"{np.mean(changes):+.2f} \\[{low:+.2f}, {high:+.2f}\\]".replace("-", "−"))
+        assert f"| {names[rival]} | {' | '.join(cells)} |" in text
 
 
 SAID = ["README.md", *(f"docs/explanation/{name}.md" for name in ("when-to-use", "evidence", "paper-rerun"))]

@@ -21,6 +21,7 @@ from tensor_dropout_lab.report.text import escape_markdown
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "<!-- table" in page.read_text(encoding="utf-8"))
 PICTURES = {
+    "digits-paper.png": "docs/images/digits.png",
     "cifar100-paper.png": "docs/images/cifar100.png",
     "cifar100-surface-paper.png": "docs/images/cifar100-surface.png",
     "cifar100-attacks-paper.png": "docs/images/cifar100-attacks.png",
