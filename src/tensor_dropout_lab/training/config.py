@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import tomli_w
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -343,15 +344,12 @@ def _flatten(annotation: Any) -> set[Any]:
 
 def write_toml(config: Config) -> str:
     """The resolved config as TOML; what is not set is left out."""
-    lines = ["# The resolved config of this run: defaults, file and command line together."]
-    for table, section in config.model_dump().items():
-        lines += ["", f"[{table}]"]
-        options = section.pop("options", None)
-        lines += [f"{key} = {_as_toml(value)}" for key, value in section.items() if value is not None]
-        given = {key: value for key, value in (options or {}).items() if value is not None}
-        if given:
-            lines += ["", f"[{table}.options]", *(f"{key} = {_as_toml(value)}" for key, value in given.items())]
-    return "\n".join(lines) + "\n"
+    tables = config.model_dump(exclude_none=True)
+    for section in tables.values():
+        options = section.pop("options", {})
+        if given := {key: value for key, value in options.items() if value is not None}:
+            section["options"] = given
+    return "# The resolved config of this run: defaults, file and command line together.\n\n" + tomli_w.dumps(tables)
 
 
 _UNSET = {
@@ -375,12 +373,21 @@ def describe_keys(config: Config) -> str:
             value = getattr(section, key)
             if key == "options":
                 continue
-            line = f"{key} = {_as_toml(value)}" if value is not None else _describe_unset(config, table, key)
+            line = f"{key} = {_show_value(value)}" if value is not None else _describe_unset(config, table, key)
             names = [repr(name) for choice in field.metadata if isinstance(choice, OneOf) for name in choice.known]
             lines.append(f"{line:<36} # {' | '.join(names) or _name_type(field.annotation)}")
     if config.data.options:
-        lines += ["", "[data.options]", *(f"{key} = {_as_toml(value)}" for key, value in config.data.options.items())]
+        lines += [
+            "",
+            "[data.options]",
+            *(f"{key} = {_show_value(value)}" for key, value in config.data.options.items()),
+        ]
     return "\n".join(lines)
+
+
+def _show_value(value: Any) -> str:
+    """A value in one line: what JSON writes for it is TOML, too."""
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _describe_unset(config: Config, table: str, key: str) -> str:
@@ -392,7 +399,7 @@ def _describe_unset(config: Config, table: str, key: str) -> str:
         except TensorDropoutError:
             return f"# {key}: not of the head {config.net.head}"
         default = DEFAULTS[key] if default is None else default
-    shown = default if isinstance(default, str) else _as_toml(default)
+    shown = default if isinstance(default, str) else _show_value(default)
     return f"# {key} = (not set)" if default is None else f"# {key} = (not set: {shown})"
 
 
@@ -412,13 +419,3 @@ def _name_type(annotation: Any) -> str:
     return (
         " | ".join(inner) if origin in (Union, types.UnionType, Literal) else f"{origin.__name__}[{', '.join(inner)}]"
     )
-
-
-def _as_toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's strings are TOML's
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_as_toml(item) for item in value) + "]"
-    return repr(value)
