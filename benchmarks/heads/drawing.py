@@ -7,7 +7,7 @@ from typing import Any
 
 from heads.cases import CASES
 from heads.tables import headline_batch, is_of, pick_mode, write_device
-from tensor_dropout_lab.figures import LOOKS, draw_figure, save_figure
+from tensor_dropout_lab.figures import draw_figure, save_figure
 
 Cell = dict[str, Any]
 COLORS = {"tucker": "#0072B2", "cp": "#D55E00", "tt": "#009E73"}
@@ -19,14 +19,17 @@ FILLS = {
     "einsum": {"markerfacecolor": "none"},
     "tensorly": {"markerfacecolor": "none", "alpha": 0.45},
 }
+LINEAR = {
+    "pooled": {"label": "pooled linear", "color": "#666666", "marker": "o", "linestyle": "--"},
+    "flattened": {"label": "flatten + linear", "color": "#CC79A7", "marker": "D", "linestyle": ":"},
+}
 OVER = {"rank": "rank R", "modes": "input modes"}
 
 
 def look(contender: str, group: str, format: str | None) -> dict[str, Any]:
     """Colour is the factorization, line style is who computes it."""
     if format is None:
-        line = LOOKS["fc" if contender == "pooled" else "fc-flat"].as_line()
-        return {**line, "label": "pooled linear" if contender == "pooled" else "flatten + linear"}
+        return LINEAR["pooled" if contender == "pooled" else "flattened"]
     style = {
         "ours": {"linestyle": "-", "marker": "o", "linewidth": 2.0},
         "einsum": {"linestyle": "--", "marker": "", "linewidth": 1.2},
