@@ -178,6 +178,30 @@ def test_searching_changes_nothing_else():
     assert all(torch.equal(network.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+def test_what_a_network_remembers_of_a_run_does_not_stay():
+    """As the attention biases of LeViT."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc, self.cache = nn.Conv2d(3, 6, 3), nn.Linear(6, 5), {}
+
+        def forward(self, x):
+            if not self.training:
+                self.cache["weight"] = self.body.weight * 2
+            return self.fc(self.body(x).mean((2, 3)))
+
+    backbone = tap(Net(), (3, 8, 8), "net")
+    assert backbone.network.cache == {}
+    assert backbone.feature_shape == (6, 6, 6)
+
+
+def test_lazy_networks_are_refused():
+    network = nn.Sequential(nn.Conv2d(3, 6, 3), nn.Flatten(), nn.LazyLinear(5))
+    with pytest.raises(TensorDropoutError, match="net mine: the model has lazy layers that never ran"):
+        tap(network, (3, 8, 8), "mine")
+
+
 def test_no_positions_is_said():
     with pytest.warns(UserWarning, match="12 features without positions"):
         tap(make(BY_NAME["vit-class-token"]), (3, 8, 8), "vit")

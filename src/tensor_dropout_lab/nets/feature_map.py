@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen, Trace, at_rest, choose_heads, is_pointwise, run, trace
+from tensor_dropout.surgery.checks import check_model
+from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen, Trace, choose_heads, is_pointwise, run, trace
 from tensor_dropout_lab.nets.families import describe_error
 from tensor_dropout_lab.nets.tapped import Layout, Place, TappedBackbone
 
@@ -28,7 +29,7 @@ _SEARCHED_SIZE = 96
 
 
 def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBackbone:
-    """Cut a network behind its last feature map, in place.
+    """Cut a network behind its last feature map, in place; only copies of it are run.
 
     Args:
         network: any classification network, or one that returns its feature map.
@@ -46,20 +47,29 @@ def tap(network: nn.Module, input_shape: tuple[int, ...], what: str) -> TappedBa
         >>> backbone.left_out
         ('3',)
     """
-    with at_rest(network, []), _all_trained(network):
+    check_model(network, f"net {what}")
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         place, example, features = _search(network, input_shape, what)
-        backbone = _cut(network, place, example, features, what)
+        place = _try(network, place, example, features, what)
         if tuple(example.shape[1:]) != tuple(input_shape):
-            backbone.feature_shape = _measure(backbone, input_shape, what)
-            backbone.place = replace(backbone.place, feature_shape=backbone.feature_shape)
+            place = replace(place, feature_shape=_measure(network, place, input_shape, what))
     if place.layout == "flat" and prod(place.feature_shape[1:]) == 1:
         warnings.warn(
             f"net {what}: its head gets {place.feature_shape[0]} features without positions, since no module of it "
             "makes or takes a map that is then averaged or flattened",
             stacklevel=3,
         )
-    return backbone
+    return TappedBackbone(network, place)
+
+
+def _copy(network: nn.Module) -> nn.Module:
+    """One to run and to throw away: some networks remember what they computed."""
+    copied = copy.deepcopy(network).eval()
+    for parameter in copied.parameters():
+        if parameter.is_floating_point():
+            parameter.requires_grad_(True)  # what gets no gradient does nothing for the features
+    return copied
 
 
 class _Event(NamedTuple):
@@ -95,6 +105,7 @@ def _search(network: nn.Module, input_shape: tuple[int, ...], what: str) -> tupl
 
 
 def _search_at(network: nn.Module, shape: tuple[int, ...], what: str) -> tuple[Place, Tensor, Tensor]:
+    network = _copy(network)
     example = torch.randn(2, *shape).to(next(network.parameters(), torch.zeros(())))
     try:
         with _recording(network) as events:
@@ -241,24 +252,20 @@ def _find_unused(network: nn.Module, features: Tensor) -> tuple[str, ...]:
     return tuple(name for name, held in owners if name and held and unused.issuperset(held))
 
 
-def _cut(network: nn.Module, place: Place, example: Tensor, features: Tensor, what: str) -> TappedBackbone:
-    """Remove what does nothing for the map, if the network runs without it, and see that the map stays the same."""
-    uncut = copy.deepcopy(network)
-    backbone = TappedBackbone(network, place)
+def _try(network: nn.Module, place: Place, example: Tensor, features: Tensor, what: str) -> Place:
+    """Run the network without what does nothing for the map: can it, is the map the same, is anything random?"""
     try:
-        found, again = _run_twice(backbone, example)
-    except Exception:  # something behind the map needs the shapes that were removed
-        backbone = TappedBackbone(uncut, replace(place, removed=False))
-        found, again = _run_twice(backbone, example)
+        found, again = _run_twice(TappedBackbone(_copy(network), place), example)
+    except Exception:  # something behind the map needs the shapes of what was removed
+        place = replace(place, removed=False)
+        found, again = _run_twice(TappedBackbone(_copy(network), place), example)
     deterministic = torch.equal(found, again)
     if deterministic and not torch.allclose(found, features, rtol=1e-3, atol=1e-5):
         raise TensorDropoutError(
             f"net {what}: without {', '.join(place.left_out)} its features are others; let its forward return "
             "the feature map instead"
         )
-    backbone.deterministic_features = deterministic
-    backbone.place = replace(backbone.place, deterministic=deterministic)
-    return backbone
+    return replace(place, deterministic=deterministic)
 
 
 @torch.no_grad()
@@ -267,24 +274,11 @@ def _run_twice(backbone: TappedBackbone, example: Tensor) -> tuple[Tensor, Tenso
 
 
 @torch.no_grad()
-def _measure(backbone: TappedBackbone, input_shape: tuple[int, ...], what: str) -> tuple[int, ...]:
+def _measure(network: nn.Module, place: Place, input_shape: tuple[int, ...], what: str) -> tuple[int, ...]:
     """The shape of the features of a full-size input: without computing them, where every operation allows that."""
+    backbone = TappedBackbone(_copy(network), place)
     try:
         return tuple(copy.deepcopy(backbone).to("meta")(torch.empty(1, *input_shape, device="meta")).shape[1:])
     except Exception:  # an operation that needs numbers
-        parameter = next(backbone.parameters())
-        (features,) = run(backbone, torch.randn(1, *input_shape).to(parameter), f"net {what}")
+        (features,) = run(backbone, torch.randn(1, *input_shape).to(next(backbone.parameters())), f"net {what}")
         return tuple(features.shape[1:])
-
-
-@contextmanager
-def _all_trained(network: nn.Module) -> Iterator[None]:
-    """Gradients for every parameter inside: what gets none does nothing for the features."""
-    frozen = [p for p in network.parameters() if not p.requires_grad and p.is_floating_point()]
-    try:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(False)
