@@ -58,3 +58,17 @@ def test_pages_are_short(page):
 def test_no_placeholders():
     for page in PAGES:
         assert not re.search(r"\b(TODO|TBD|FIXME|XXX)\b", page.read_text(encoding="utf-8"))
+
+
+def test_the_map_of_the_code_names_what_exists():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    library, laboratory = ROOT / "src" / "tensor_dropout", ROOT / "src" / "tensor_dropout_lab"
+    places = ROOT, library, laboratory, library / "layers", laboratory / "nets"
+    named = re.findall(r"`([\w./]+(?:\.py|\.toml|/))`", text)
+    assert len(named) > 50
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
+    rows = re.search(r"\| to add or change .*?\n\n", text, re.DOTALL)[0].splitlines()[2:]
+    assert len(rows) >= 15
+    folders = {path.name for package in (library, laboratory) for path in package.iterdir() if path.is_dir()}
+    mapped = set(re.findall(r"`(\w+)/`", text))
+    assert folders - {"__pycache__"} <= mapped
