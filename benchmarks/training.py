@@ -22,10 +22,11 @@ from tensor_dropout_lab.data.augment import RandomFlip, RandomShift
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
 from tensor_dropout_lab.records import describe_environment
 from tensor_dropout_lab.training.config import resolve_config
+from tensor_dropout_lab.training.execution import choose_memory_format, lay_out_
 from tensor_dropout_lab.training.loop import build_network
 from tensor_dropout_lab.training.optimizers import make_optimizer
 from tensor_dropout_lab.training.sampling import Feed, Sampler
-from tensor_dropout_lab.training.step import Step, choose_memory_format, lay_out_, make_targets
+from tensor_dropout_lab.training.step import Step, make_task_loss
 
 HEADS = {
     "fc": {},
@@ -96,7 +97,7 @@ def make_step(case, data, head, speed, device):
     network = lay_out_(build_network(config, data).to(device), choose_memory_format(config, data)).train()
     feed = Feed(data.train, Sampler(len(data.train), case["batch"], 0), device, 0)
     optimizer = make_optimizer(network, config.optimizer, device)
-    return Step(network, optimizer, feed.fetch, data, make_targets(data, config), config, device, speed), feed
+    return Step(network, optimizer, feed.fetch, data, make_task_loss(data, config), config, device, speed), feed
 
 
 def starts(feed):

@@ -9,9 +9,18 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.metrics import outcome_arrays
+from tensor_dropout.metrics import outcome_arrays, registry
 from tensor_dropout.metrics.outcome_arrays import describe_classes
-from tensor_dropout.metrics.registry import METRICS, find_main, find_metric, list_metrics, main_metric, summarize
+from tensor_dropout.metrics.registry import (
+    METRICS,
+    Metric,
+    find_main,
+    find_metric,
+    list_metrics,
+    main_metric,
+    summarize,
+)
+from tensor_dropout_lab.training.evaluation import Outcome, summarize_outputs
 
 TASKS = ("classification", "regression")
 
@@ -113,3 +122,22 @@ def test_the_rest_of_a_sure_answer_is_not_rounded_away():
 def test_examples_of_unknown_classes_have_no_likelihood():
     found = describe_classes(np.log([[0.9, 0.1], [0.4, 0.6]]), np.array([0, -1]))
     assert found.keys() == {"target", "predicted", "confidence", "rest", "entropy"}
+
+
+def test_a_new_entry_is_in_every_summary(monkeypatch):
+    """One entry, and training, evaluation and the record of each of several targets have the number."""
+    largest = Metric(
+        "largest",
+        "regression",
+        "largest error",
+        "largest absolute error",
+        "lower",
+        lambda arrays: float(np.abs(arrays["output"] - arrays["target"]).max()),
+        unit="target",
+    )
+    monkeypatch.setattr(registry, "METRICS", (*METRICS, largest))
+    y = torch.tensor([[0.0, 0.0], [1.0, 5.0]])
+    found = summarize_outputs(Outcome(y + torch.tensor([[0.5, 0.0], [0.0, -3.0]]), y), "regression", ("age", "volume"))
+    assert found["largest"] == 3
+    assert {name: numbers["largest"] for name, numbers in found["targets"].items()} == {"age": 0.5, "volume": 3}
+    assert find_metric("largest").head("years") == "largest error, years"

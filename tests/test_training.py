@@ -24,11 +24,12 @@ from tensor_dropout_lab.nets import HEADS, build_net, rescale_
 from tensor_dropout_lab.nets.resnet import StemConvolution, convolve_folded
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.checkpoint import list_checkpoints, read_checkpoint, read_latest
+from tensor_dropout_lab.training.execution import choose_speed
 from tensor_dropout_lab.training.processes import choose_device
 from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads
 from tensor_dropout_lab.training.sampling import Sampler
 from tensor_dropout_lab.training.schedule import rate_at
-from tensor_dropout_lab.training.step import Average, Graph, Step, TaskLoss, choose_speed, make_task_loss
+from tensor_dropout_lab.training.step import Average, Graph, Step, TaskLoss, make_task_loss
 from training_runs import (
     STEPS_PER_EPOCH,
     assert_equal_runs,

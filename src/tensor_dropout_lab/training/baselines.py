@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from torch.nn import functional as F
 
 from tensor_dropout_lab.data.base import Data, TensorSplit
 from tensor_dropout_lab.data.batches import Batches
+from tensor_dropout_lab.training.evaluation import Outcome, summarize_outputs
 
 CUBES = (1, 2, 3, 4, 8)
 """Voxels are averaged over cubes of this edge first; the training examples choose which."""
@@ -128,3 +130,25 @@ def scale_foreground(x: Tensor) -> Tensor:
 
 def _columns(targets: Tensor) -> Tensor:
     return targets.reshape(len(targets), -1).double()
+
+
+def score_baselines(data: Data, mean: Tensor) -> tuple[dict[str, Any], Tensor | None]:
+    """What a regression must beat on the test part, for its record.
+
+    Args:
+        data: a regression with a test part.
+        mean: of the training targets, (T,).
+
+    Returns:
+        The metrics of each baseline by its name, and the predictions of the ridge, if there is one.
+    """
+    assert data.test is not None
+    y = _columns(data.test.targets).float()
+    scores = {"mean": summarize_outputs(Outcome(mean.expand(y.shape), y), "regression", data.target_names)}
+    ridge = predict_ridge(data)
+    if ridge is None:
+        return scores, None
+    predictions = ridge.predictions.float().cpu()
+    chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
+    scores["ridge"] = summarize_outputs(Outcome(predictions, y), "regression", data.target_names) | chosen
+    return scores, predictions

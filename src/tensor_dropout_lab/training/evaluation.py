@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ from tensor_dropout.metrics.registry import list_metrics, summarize
 from tensor_dropout.prediction import evaluating, predict
 from tensor_dropout_lab.data.base import Data, Split
 from tensor_dropout_lab.data.batches import Batches
-from tensor_dropout_lab.training.step import autocast
+from tensor_dropout_lab.training.execution import autocast
 
 
 @dataclass(frozen=True)
@@ -123,3 +124,24 @@ def _summarize_finite(arrays: dict[str, np.ndarray], task: Task) -> dict[str, fl
     if all(np.isfinite(values).all() for values in arrays.values()):
         return summarize(arrays)
     return {metric.name: math.nan for metric in list_metrics(task) if metric.fits(arrays)}
+
+
+def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
+    """At least that of training; up to 32 if they are small enough, about 32 pictures of 512×512.
+
+    Example:
+        >>> choose_evaluation_batch(8, (3, 32, 32)), choose_evaluation_batch(8, (1, 182, 218, 182))
+        (32, 8)
+    """
+    return max(batch, min(32, 2**25 // math.prod(input_shape) or 1))
+
+
+def warn_not_finite(part: str, names: list[str], outputs: Tensor) -> None:
+    """Say that a part has no numbers to report, since some outputs are none."""
+    bad = (~torch.isfinite(outputs)).any(1)
+    if bad.any():
+        warnings.warn(
+            f"train: the outputs for {int(bad.sum())} of {len(names)} examples of the {part} part are not finite, the "
+            f"first for {names[int(bad.int().argmax())]!r}, so its metrics mean nothing; look at these inputs",
+            stacklevel=2,
+        )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
-import warnings
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import save
@@ -25,12 +22,19 @@ from tensor_dropout_lab.data.base import Data, StreamSplit
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets import Network, build_net, load_backbone, rescale_
 from tensor_dropout_lab.network_loading import read_state
-from tensor_dropout_lab.training.baselines import predict_ridge
+from tensor_dropout_lab.training.baselines import score_baselines
 from tensor_dropout_lab.training.checkpoint import read_latest, write_checkpoint
 from tensor_dropout_lab.training.config import Config
-from tensor_dropout_lab.training.evaluation import Outcome, evaluate, summarize_outputs
+from tensor_dropout_lab.training.evaluation import (
+    Outcome,
+    choose_evaluation_batch,
+    evaluate,
+    summarize_outputs,
+    warn_not_finite,
+)
+from tensor_dropout_lab.training.execution import choose_dtype, choose_memory_format, choose_speed, lay_out_
 from tensor_dropout_lab.training.optimizers import make_optimizer
-from tensor_dropout_lab.training.processes import Process, joined
+from tensor_dropout_lab.training.processes import Process, describe_device, joined, seed_process, wrap_network
 from tensor_dropout_lab.training.run_context import Interruption, explaining_memory, threads, tuned_convolutions
 from tensor_dropout_lab.training.runs import RunFolder, describe_head, splits
 from tensor_dropout_lab.training.sampling import Feed, Sampler
@@ -43,16 +47,7 @@ from tensor_dropout_lab.training.state import (
     restore_state,
     set_generator_states,
 )
-from tensor_dropout_lab.training.step import (
-    Step,
-    check_task,
-    choose_dtype,
-    choose_memory_format,
-    choose_speed,
-    find_radius,
-    lay_out_,
-    make_task_loss,
-)
+from tensor_dropout_lab.training.step import Step, check_task, find_radius, make_task_loss
 
 
 def train(config: Config, folder: Path, *, show: bool = True) -> dict[str, Any]:
@@ -144,7 +139,7 @@ class Trainer:
         device = process.device
         self.dtype = choose_dtype(config, device)
         self.plain = lay_out_(network.to(device), choose_memory_format(config, data)).train()
-        self.network = wrap(self.plain, config, process)
+        self.network = wrap_network(self.plain, config, process)
         self.optimizer = make_optimizer(self.plain, config.optimizer, device)
         self.sampler = Sampler(len(data.train), config.run.batch, config.run.seed, process.rank, process.world)
         feed = Feed(data.train, self.sampler, device, config.run.workers)
@@ -388,7 +383,9 @@ class Trainer:
                     warn_not_finite(part, splits(self.data)[part].names, outcome.outputs)
         self.board.close()
         if self.process.is_first:
-            ridge = self.compare_baselines(result)
+            ridge = None
+            if self.data.task == "regression" and self.data.test is not None:
+                result["baselines"], ridge = score_baselines(self.data, self.task_loss.mean.cpu())
             last = "test" if "test" in result else "validation"
             if last in result:
                 self.folder.write_predictions(outcome, splits(self.data)[last], self.data, ridge)
@@ -396,39 +393,6 @@ class Trainer:
             self.folder.finish(result)
         self.process.wait()
         return result
-
-    def compare_baselines(self, result: dict[str, Any]) -> Tensor | None:
-        """Put what a regression must beat into the result; the ridge's predictions, if there are any."""
-        if self.data.task != "regression" or "test" not in result:
-            return None
-        y = splits(self.data)["test"].targets
-        y = y.reshape(len(y), -1)
-        mean = self.task_loss.mean.cpu().expand(y.shape)
-        result["baselines"] = {"mean": self.summarize(Outcome(mean, y))}
-        ridge = predict_ridge(self.data)
-        if ridge is None:
-            return None
-        found = ridge.predictions.float().cpu()
-        chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
-        result["baselines"]["ridge"] = self.summarize(Outcome(found, y)) | chosen
-        return found
-
-
-# Parts of the trainer.
-
-
-def wrap(network: nn.Module, config: Config, process: Process) -> nn.Module:
-    """The network as it is called in training: itself, in DDP, or sharded in place."""
-    if process.world == 1:
-        return network
-    if config.run.sharding == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
-        for stage in network.stages() if isinstance(network, Network) else []:
-            fully_shard(stage)
-        fully_shard(network)
-        return network
-    return DistributedDataParallel(network, device_ids=[process.device] if process.device.type == "cuda" else None)
 
 
 def schedule_theta(network: nn.Module, config: Config) -> ThetaSchedule | None:
@@ -438,34 +402,3 @@ def schedule_theta(network: nn.Module, config: Config) -> ThetaSchedule | None:
         return None
     end = float(find_dropouts(network)[0].theta)
     return ThetaSchedule(network, start=start, end=end, steps=max(1, round(share * config.run.epochs)))
-
-
-def choose_evaluation_batch(batch: int, input_shape: tuple[int, ...]) -> int:
-    """At least that of training; up to 32 if they are small enough, about 32 pictures of 512×512.
-
-    Example:
-        >>> choose_evaluation_batch(8, (3, 32, 32)), choose_evaluation_batch(8, (1, 182, 218, 182))
-        (32, 8)
-    """
-    return max(batch, min(32, 2**25 // math.prod(input_shape) or 1))
-
-
-def warn_not_finite(part: str, names: list[str], outputs: Tensor) -> None:
-    """Say that a part has no numbers to report, since some outputs are none."""
-    bad = (~torch.isfinite(outputs)).any(1)
-    if bad.any():
-        warnings.warn(
-            f"train: the outputs for {int(bad.sum())} of {len(names)} examples of the {part} part are not finite, the "
-            f"first for {names[int(bad.int().argmax())]!r}, so its metrics mean nothing; look at these inputs",
-            stacklevel=2,
-        )
-
-
-def seed_process(seed: int, process: Process) -> None:
-    """Masks and augmentation differ between processes: equal seeds would give equal masks."""
-    torch.manual_seed(seed * 4096 + process.rank + 1)
-
-
-def describe_device(device: torch.device) -> str:
-    """The GPU's name, or "cpu"."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -10,9 +10,12 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.nets import Network
+from tensor_dropout_lab.training.config import Config
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,27 @@ def choose_device(device: str, local: int = 0) -> torch.device:
         if chosen.index >= count:
             raise TensorDropoutError(f"run.device={chosen}: torch sees {count} CUDA devices here, counted from 0")
     return chosen
+
+
+def wrap_network(network: nn.Module, config: Config, process: Process) -> nn.Module:
+    """The network as it is called in training: itself, in DDP, or sharded in place."""
+    if process.world == 1:
+        return network
+    if config.run.sharding == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for stage in network.stages() if isinstance(network, Network) else []:
+            fully_shard(stage)
+        fully_shard(network)
+        return network
+    return DistributedDataParallel(network, device_ids=[process.device] if process.device.type == "cuda" else None)
+
+
+def seed_process(seed: int, process: Process) -> None:
+    """Masks and augmentation differ between processes: equal seeds would give equal masks."""
+    torch.manual_seed(seed * 4096 + process.rank + 1)
+
+
+def describe_device(device: torch.device) -> str:
+    """The GPU's name, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
