@@ -28,7 +28,8 @@ from tensor_dropout_lab.experiments.recipes import (
     list_experiments,
     load_recipes,
 )
-from tensor_dropout_lab.experiments.synthetic.training import Setting, train_stage
+from tensor_dropout_lab.experiments.synthetic.setting import Setting
+from tensor_dropout_lab.experiments.synthetic.training import train_stage
 from tensor_dropout_lab.nets import build_net
 from tensor_dropout_lab.nets.heads import build_head
 from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet

@@ -282,7 +282,9 @@ def test_again_nothing_is_computed(everything, started, monkeypatch):
     count = len(list_cells(*NETWORKS))
     assert said == f"0 of {count} runs were to do; now {count} done.\n"
     assert started == []
-    monkeypatch.setattr(synthetic, "train_stage", None)  # would fail if anything were trained
+    monkeypatch.setattr(
+        "tensor_dropout_lab.experiments.synthetic.training.train_stage", None
+    )  # would fail if anything were trained
     for name in ("draw_curves", "draw_formula"):
         monkeypatch.setattr(synthetic, name, lambda *_: [])
     for name in ("synthetic-cp", "synthetic-tucker"):
@@ -316,7 +318,10 @@ def test_several_rows_are_run_in_one_sweep_and_each_table_is_written(tmp_path, s
         ("train", "imagenet/fc-seed0"),
     ]
     assert "3 of 3 runs were to do; now 3 done." in result.output
-    assert all((tmp_path / name / "table.md").is_file() for name in ("cifar100", "imagenet"))
+    for name in ("cifar100", "imagenet"):  # rows that were run, and how many were not
+        table = (tmp_path / name / "table.md").read_text("utf-8")
+        assert "| FC |" in table
+        assert len(re.findall(r"\b\d+ rows of its tables not run\.", table)) == table.count("not run") == 1
 
 
 @pytest.mark.parametrize("alone", ["all", "synthetic-cp"])
@@ -390,6 +395,16 @@ def test_a_failed_seed_is_never_averaged_in(copied, tmp_path):
     assert (shown.text, shown.state) == ("failed", "failed")
     assert shown.detail == "1 of 2 runs: train: the loss is not finite"
     assert cell_at(section, "Tucker", MINI).state == "ours"
+
+
+def test_a_failure_that_nobody_foresaw_keeps_its_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr("tensor_dropout_lab.experiments.cells.complete", lambda cell, place: {}["rank"])
+    cell = one("cifar100/fc")
+    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "failed"
+    record = find_cell(cell, tmp_path).run.read("failed.json")
+    assert record["error"] == "KeyError: 'rank'"
+    assert "in train_cell" in record["traceback"]
+    assert record["traceback"].endswith("KeyError: 'rank'\n")
 
 
 def test_an_edited_recipe_makes_its_records_stale(copied, edit, tmp_path, started):

@@ -156,7 +156,9 @@ def test_run_writes_records_figures_and_summary_and_does_not_repeat_itself(tmp_p
     record = json.loads((tmp_path / name / "white.json").read_text())
     assert len(record["variants"]) == 5 * 5
     assert "simulated" in (tmp_path / name / "summary.md").read_text()
-    monkeypatch.setattr(synthetic, "train_stage", None)  # would fail if anything were trained again
+    monkeypatch.setattr(
+        "tensor_dropout_lab.experiments.synthetic.training.train_stage", None
+    )  # would fail if anything were trained again
     load_experiment(name).run(name, "quick", tmp_path, 0)
     assert EXPERIMENTS[name].module.endswith("synthetic")
 

@@ -15,8 +15,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.version import __version__
 
@@ -76,25 +74,40 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "command": describe_command(),
         "tensor_dropout": __version__,
         "python": platform.python_version(),
-        "torch": torch.__version__,
+        "torch": metadata.version("torch"),
         **{package: metadata.version(package) for package in packages},
         "machine": f"{platform.system()} {platform.machine()}",
-        **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
-        **_describe_commit(),
+        **_describe_gpu(),
+        **describe_commit(Path(__file__).parent),
         "cpu_count": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        **_count_threads(),
     }
 
 
-def _describe_commit() -> dict[str, Any]:
-    """The commit that the package's own folder is at, and whether it was changed since; nothing outside a clone."""
-    here = Path(__file__).parent
+def _describe_gpu() -> dict[str, str]:
+    """Of a process that computes; one that reads records has not imported torch, and must not for this."""
+    torch = sys.modules.get("torch")
+    return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
+
+
+def _count_threads() -> dict[str, int]:
+    torch = sys.modules.get("torch")
+    return {} if torch is None else {"threads": torch.get_num_threads()}
+
+
+def describe_commit(folder: Path) -> dict[str, Any]:
+    """The commit that the package's folder is at, and whether it was changed since.
+
+    Nothing outside a clone, nor where the folder only lies in a repository that does not track it: a virtual
+    environment in a user's own project.
+    """
 
     def ask(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, timeout=10).stdout.strip()
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10).stdout.strip()
 
     try:
-        commit = ask("rev-parse", "HEAD")
-        return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--", "."))} if commit else {}
+        if not ask("ls-files", "--", "."):
+            return {}
+        return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain", "--", "."))}
     except (OSError, subprocess.SubprocessError):
         return {}

@@ -19,6 +19,7 @@ from tensor_dropout_lab.cli.export import export
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.predict import predict
 from tensor_dropout_lab.cli.reproduce import report, reproduce
+from tensor_dropout_lab.cli.show import show
 from tensor_dropout_lab.cli.train import ls, train
 from tensor_dropout_lab.nets import trust
 
@@ -39,6 +40,7 @@ app.command()(convert)
 app.command()(export)
 app.command(add_help_option=False)(reproduce)
 app.command()(report)
+app.command()(show)
 
 
 def main() -> None:

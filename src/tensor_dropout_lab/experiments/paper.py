@@ -131,7 +131,7 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
     """
     from tensor_dropout_lab.report.collect import build_section
     from tensor_dropout_lab.report.model import Report
-    from tensor_dropout_lab.report.show import print_section
+    from tensor_dropout_lab.report.show import keep_what_was_run, print_section
     from tensor_dropout_lab.report.text import write_markdown
 
     console = Console()
@@ -143,6 +143,6 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
         section = build_section(experiment, {preset: out}, out / experiment)
         print_section(section, console)
         page = out / experiment / "table.md"
-        write_markdown(Report(section.title, [], [section], []), page)
+        write_markdown(Report(section.title, [], [keep_what_was_run(section)], []), page)
         written += [page, *(figure.svg for figure in section.figures)]
     return written, failed

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Shown
@@ -22,6 +24,18 @@ def print_section(section: Section, console: Console) -> None:
         console.print(shown)
     for name, verdict in section.verdicts:
         console.print(f"{escape(name)}: {escape(verdict)}", highlight=False)
+
+
+def keep_what_was_run(section: Section) -> Section:
+    """The section without the rows, columns and tables in which nothing was run, and how many those are."""
+    tables, left_out = [], 0
+    for table in section.tables:
+        short = trim(table)
+        left_out += len(table.rows) - len(short.rows)
+        if short.rows:
+            tables.append(replace(short, note=table.note, label=table.label))
+    missing = [f"{left_out} row{'s' * (left_out > 1)} of its tables not run."] if left_out else []
+    return replace(section, tables=tables, notes=[*section.notes, *missing])
 
 
 def trim(table: Table) -> Table:

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tensor_dropout_lab.experiments.recipes import load_recipes
 from tensor_dropout_lab.experiments.synthetic.report import draw_curves, draw_formula, summarize, table
-from tensor_dropout_lab.experiments.synthetic.training import Setting, train_stage
+from tensor_dropout_lab.experiments.synthetic.setting import Setting
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.records import describe_environment, read_finished, write_json
 
@@ -60,6 +60,8 @@ def run(name: str, preset: str, out: Path, seed: int, **_: Any) -> list[Path]:
         out: the folder of all experiments; a cut-off stage goes on from its checkpoint in it.
         seed: of the data, the start and the masks.
     """
+    from tensor_dropout_lab.experiments.synthetic.training import train_stage  # the report reads this without torch
+
     require_matplotlib()
     out = out / name
     console = Console()
