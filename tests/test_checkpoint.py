@@ -54,7 +54,8 @@ def steps_of(folder):
 
 
 def hidden_files(folder):
-    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    """What a killed process left half-written; the lock stays, since others may wait for it."""
+    return [path.name for path in folder.iterdir() if path.name.startswith(".") and path.name != ".lock"]
 
 
 def state_of(value):
