@@ -25,6 +25,7 @@ from torch import nn
 
 import tensor_dropout as td
 from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.nets import trust
 from tensor_dropout_lab.training.checkpoint import read_latest
 from tensor_dropout_lab.training.processes import joined
 from tensor_dropout_lab.training.step import Step
@@ -38,6 +39,17 @@ AGREE = {"run__epochs": 3, "run__batch": 64}
 CUT = {"run__batch": 128, "run__checkpoint_every": 5}  # 8 steps in each of 2 epochs, saved at 5, 8, 10, 15 and 16
 SMALLEST = {"run__epochs": 1, "run__batch": 512}
 FSDP = CUT | {"run__sharding": "fsdp"}
+OTHERS = SMALLEST | {"net__name": f"{__name__}:plain_net"}
+
+
+def plain_net(in_channels, num_classes):
+    """A network that is not ours."""
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(in_channels, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, num_classes),
+    )
 
 
 def run_on_two(folder, cases, seconds=240, restart=0, store=None):
@@ -209,6 +221,8 @@ CASES = {
         FSDP
         | {"data__name": "phantom", "data__options": {"n": 24, "size": [8, 8, 8]}, "run__batch": 4, "run__epochs": 1},
     ),
+    "ddp of a network of others": (train_run, "ddp-others", OTHERS),
+    "fsdp of a network of others": (train_run, "fsdp-others", OTHERS | {"run__sharding": "fsdp"}),
     "fsdp in float64": (
         train_run,
         "fsdp-float64",
@@ -253,6 +267,14 @@ def test_two_processes_learn_as_one(two, tmp_path):
     assert abs(means[0] - means[1]) <= max(spread, 1.0)
     losses = [read_metrics(path)[-1]["loss"] for path in (tmp_path / "0", folder / "seed0")]
     assert losses[1] == pytest.approx(losses[0], rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["ddp-others", "fsdp-others"])
+def test_a_network_of_others_is_trained_by_two_and_loads(two, name):
+    trust(__name__)
+    network = td.load(two[0] / name / "model.safetensors").eval()
+    assert network.settings["place"]["left_out"] == ["3"]
+    assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_a_run_of_two_goes_on_where_it_was_cut_off(two):
