@@ -47,12 +47,14 @@ def test_the_readme_is_short_and_has_code_to_run():
 
 @each_page
 def test_pages_are_short(page):
-    """At most 1,500 words, measured tables and code apart, in lines of at most 400 characters."""
+    """At most 1,500 words and short cells, measured tables and code apart; lines of at most 400 characters."""
     text = page.read_text(encoding="utf-8")
     assert max(len(line) for line in text.splitlines()) <= 400
     measured = r"<!-- table ([\w -]+):start -->.*?<!-- table \1:end -->"
     prose = re.sub(rf"{measured}|^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     assert len(prose.split()) <= 1500
+    rows = [re.sub(r"\]\([^)]*\)", "]", line) for line in prose.splitlines() if line.startswith("|")]
+    assert [cell for row in rows for cell in re.split(r"(?<!\\)\|", row) if len(cell) > 110] == []
 
 
 def test_no_placeholders():
