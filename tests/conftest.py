@@ -1,5 +1,6 @@
 """Every test starts from the same seed, on one thread; the layers themselves are in ``layers_under_test.py``."""
 
+import gc
 import os
 
 # Some virtual machines announce Intel's AMX and then crash on it: the first larger bf16 product ends the process.
@@ -11,6 +12,13 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: test_kernels.py runs the kernels in its interpreter
     os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    """Look for garbage less often: a full search takes a second after ten thousand tests are collected."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)
