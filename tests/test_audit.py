@@ -46,7 +46,6 @@ def audit_model(model, tmp_path, images=100):
 
 FAKES = {
     "rounds its input to 17 levels": (lambda net: Rounded(net, 16), "gradients"),
-    "rounds its input to 4 levels": (lambda net: Rounded(net, 3), "gradients"),
     "logits times 100": (lambda net: Scaled(net, 100), "losses"),
     "adds noise of 0.1": (lambda net: Noisy(net, 0.1), "randomness"),
     "detached": (Detached, "gradients"),

@@ -470,7 +470,7 @@ def test_one_image_of_a_regression_has_no_interval():
 
 
 @pytest.mark.parametrize(
-    ("only_a", "only_b"), [(0, 0), (1, 0), (0, 7), (5, 5), (6, 5), (30, 12), (1000, 900), (40000, 0), (5100, 4900)]
+    ("only_a", "only_b"), [(0, 0), (1, 0), (0, 7), (5, 5), (6, 5), (30, 12), (1000, 900), (40000, 0)]
 )
 def test_mcnemar_counts_coin_tosses(only_a, only_b):
     a = np.r_[np.ones(only_a), np.zeros(only_b), np.ones(20), np.zeros(10)]
