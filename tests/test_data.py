@@ -440,16 +440,20 @@ def check_parts(data: Data) -> None:
     assert data.simulated == ("SIMULATED" in data.provenance)
 
 
-def test_digits_are_those_of_the_experiment():
-    pytest.importorskip("sklearn")
-    from tensor_dropout_lab.experiments.digits import load_parts
-
+def test_digits_are_scikit_learns_each_in_one_part():
+    datasets = pytest.importorskip("sklearn.datasets")
+    pixels, labels = (torch.tensor(numbers) for numbers in datasets.load_digits(return_X_y=True))
     data = load_data("digits")
     check_parts(data)
-    for name, part in load_parts().items():
-        own = getattr(data, name)
-        torch.testing.assert_close(data.prepare(own.inputs), part.images, atol=1e-5, rtol=0)
-        assert torch.equal(own.targets, part.labels)
+    parts = (data.train, data.validation, data.test)
+    assert [len(part) for part in parts] == [1077, 360, 360]
+    rows = [torch.tensor([int(name.removeprefix("digit-")) for name in part.names]) for part in parts]
+    assert torch.cat(rows).unique().numel() == len(pixels)
+    for part, own in zip(parts, rows, strict=True):
+        assert torch.equal(part.inputs.flatten(1), pixels[own].to(torch.uint8))
+        assert torch.equal(part.targets, labels[own])
+        counts = torch.bincount(part.targets)
+        assert counts.max() - counts.min() <= 0.1 * counts.max()  # the same share of each class
     assert (data.task, data.outputs, len(data.classes), data.target) == ("classification", 10, 10, None)
     assert load_data("digits", augment=False).augment is None
 

@@ -31,7 +31,7 @@ from tensor_dropout_lab.records import describe_environment, write_json
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.config import resolve_config
 
-RECIPE = Path(__file__).resolve().parents[1] / "docs" / "ukbiobank.toml"
+RECIPE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "ukbiobank.toml"
 SIZE = (182, 218, 182)
 TUCKER = [128, 6, 7, 6, 1]
 RANKS = {"fc": None, "trl-tucker": TUCKER, "rtrl-tucker": TUCKER, "trl-cp": 82, "rtrl-cp": 82}
