@@ -9,7 +9,7 @@ import torch
 
 import tensor_dropout as td
 
-FORMATS = {"tucker": td.TuckerRegression, "cp": td.CPRegression, "tt": td.TTRegression}
+FORMATS = {"tucker": td.TuckerRegression, "cp": td.CPRegression, "tt": td.TTRegression, "ring": td.TensorRingRegression}
 LAWS = {
     "bernoulli": {"law": "bernoulli"},
     "bernoulli-min1": {"law": "bernoulli", "min_rank": 1},
@@ -22,11 +22,11 @@ PER_SAMPLE = {"per-batch": False, "per-sample": True}
 
 INPUT_SHAPE = (8, 6, 5)
 OUTPUT_SHAPE = (10,)
-RANKS = {"tucker": (8, 6, 5, 8), "cp": 24, "tt": (8, 8, 8)}
+RANKS = {"tucker": (8, 6, 5, 8), "cp": 24, "tt": (8, 8, 8), "ring": (4, 6, 5, 4)}
 
 SMALL_INPUT_SHAPE = (3, 3, 3)
 SMALL_OUTPUT_SHAPE = (3,)
-SMALL_RANKS = {"tucker": (3, 3, 3, 3), "cp": 4, "tt": (3, 3, 3)}
+SMALL_RANKS = {"tucker": (3, 3, 3, 3), "cp": 4, "tt": (3, 3, 3), "ring": (3, 3, 3, 3)}
 
 # All three need not meet: a format gets masks of either kind, whatever law drew them.
 PAIRED = [(format, law, (k + n) % 2 == 1) for (k, format), (n, law) in product(enumerate(FORMATS), enumerate(LAWS))]

@@ -17,7 +17,7 @@ from torch import nn
 import tensor_dropout as td
 from tensor_dropout_lab.nets import build_net
 
-FACTORIZATIONS = ("tucker", "cp", "tt")
+FACTORIZATIONS = ("tucker", "cp", "tt", "ring")
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-9}
 
 every_factorization = pytest.mark.parametrize("factorization", FACTORIZATIONS)
@@ -417,10 +417,10 @@ def dense(regression):
         factors = [as_numpy(factor) for factor in regression.factors]
         letters = "abcdefgh"[: len(factors)]
         return np.einsum(",".join(f"{letter}r" for letter in letters) + "->" + letters, *factors)
-    weight = np.ones((1, 1))
+    weight = np.eye(regression.cores[0].shape[0])
     for core in regression.cores:
         weight = np.tensordot(weight, as_numpy(core), (-1, 0))
-    return weight.reshape(regression.weight_shape)
+    return np.trace(weight, axis1=0, axis2=-1)
 
 
 def as_numpy(tensor):

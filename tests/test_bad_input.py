@@ -17,7 +17,7 @@ from tensor_dropout import reference
 from tensor_dropout.layers.laws import Bernoulli
 
 GOOD_LAYER = {"input_shape": (8, 4, 4), "output_shape": 10}
-GOOD_RANK = {"tucker": (4, 2, 2, 5), "cp": 6, "tt": (4, 4, 5)}
+GOOD_RANK = {"tucker": (4, 2, 2, 5), "cp": 6, "tt": (4, 4, 5), "ring": (2, 4, 4, 5)}
 GOOD_DROPOUT = {"theta": 0.8}
 
 
@@ -116,6 +116,8 @@ BAD_RANK_TUPLES = [
     ("tucker", (4, 2, 2, "5"), (KIND, "got (4, 2, 2, '5')")),
     ("tt", (4, 4), ("rank needs 3 numbers, got 2: (4, 4)",)),
     ("tt", (4, 4, 11), ("rank 11 at position 2", "between 1 and the full rank 10")),
+    ("ring", (4, 4, 4), ("rank needs 4 numbers, got 3: (4, 4, 4)",)),
+    ("ring", (4, 4, 4, 33), ("rank 33 at position 3", "between 1 and the largest rank 32", "full rank (1, 8, 32, 10)")),
     ("cp", (6, 6), ("rank needs 1 numbers, got 2: (6, 6)",)),
     ("cp", (0,), ("rank 0 at position 0",)),
 ]
@@ -270,6 +272,7 @@ BAD_PAIRS = [
     ("tucker", {"modes": (-1,)}, ("modes=(-1,) names [-1]", "the layer has [0, 1, 2, 3]")),
     ("tt", {"modes": (0, 1)}, ("modes=(0, 1) names [0]", "the layer has [1, 2, 3]")),
     ("tt", {"modes": (4,)}, ("modes=(4,) names [4]", "the layer has [1, 2, 3]")),
+    ("ring", {"modes": (4,)}, ("modes=(4,) names [4]", "the layer has [0, 1, 2, 3]")),
     ("tucker", {"min_rank": 3}, ("min_rank=3 exceeds the rank 2 of a dropped mode", "(4, 2, 2, 5)", "lower min_rank")),
     ("tucker", {"min_rank": 3, "modes": (0, 1)}, ("min_rank=3 exceeds the rank 2",)),
     ("cp", {"min_rank": 7}, ("min_rank=7 exceeds the rank 6",)),
@@ -283,6 +286,7 @@ GOOD_PAIRS = [
     ("tucker", {"min_rank": 3, "modes": (0, 3)}),
     ("cp", {"min_rank": 6}),
     ("tt", {"law": "nested", "min_rank": 4}),
+    ("ring", {"modes": (0, 3), "min_rank": 2}),
 ]
 
 

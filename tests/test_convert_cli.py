@@ -53,7 +53,7 @@ def test_exact_conversion_of_our_file(trained, tmp_path):
     assert converted.fc.regression.dropout.config()["theta"] == 0.8
 
 
-@pytest.mark.parametrize("factorization", ["tucker", "cp", "tt"])
+@pytest.mark.parametrize("factorization", ["tucker", "cp", "tt", "ring"])
 def test_plain_weights_with_an_error_bound(trained, factorization, tmp_path):
     folder, _ = trained
     out = tmp_path / "a.safetensors"

@@ -94,8 +94,8 @@ def test_onnx_eval_agrees_with_eager_at_other_batch_sizes():
 # onnxruntime seeds its random nodes with one number + the node's position, so that they are independent in pairs only.
 # Hence at most two random nodes meet in one output here: two dropped modes for the laws that use one node, one for
 # bernoulli with min_rank, which uses two.
-ONE_MODE = {"tucker": (0,), "cp": "all", "tt": (1,)}
-TWO_MODES = {"tucker": (0, 2), "cp": "all", "tt": (1, 2)}
+ONE_MODE = {"tucker": (0,), "cp": "all", "tt": (1,), "ring": (1,)}
+TWO_MODES = {"tucker": (0, 2), "cp": "all", "tt": (1, 2), "ring": (0, 2)}
 N_RUNS, N_ROWS = 1500, 3
 
 

@@ -12,7 +12,7 @@ import tensor_dropout as td
 from layers_under_test import every_format, make_layer
 from tensor_dropout_lab.nets import HEADS, build_net
 
-OPERANDS = {"tucker": 5, "cp": 4, "tt": 4}  # of a layer (8, 6, 5) -> 10: the core counts
+OPERANDS = {"tucker": 5, "cp": 4, "tt": 4, "ring": 4}  # of a layer (8, 6, 5) -> 10: the core counts
 
 
 def make_net(format="cp", **options):

@@ -9,17 +9,32 @@ from torch import nn
 from layers_under_test import FORMATS, every_format
 
 INITIALISATIONS = 100
-TUCKER, TT, CP = "tucker", "tt", "cp"
+TUCKER, TT, CP, RING = "tucker", "tt", "cp", "ring"
 
 SHAPES = {"1-D": (6,), "2-D": (6, 4), "3-D": (5, 3, 4)}
 RANKS = {
-    ("1-D", 1): {TUCKER: (1, (4, 1), "full"), TT: ("full",), CP: ("full",)},
-    ("1-D", 3): {TUCKER: (1, 2, "full"), TT: (1, 2, "full"), CP: (1, 2, "full")},
-    ("2-D", 1): {TUCKER: (1, 2, "full"), TT: (1, (3, 1), "full"), CP: (1, 2, "full")},
-    ("2-D", 3): {TUCKER: (1, 2, (5, 1, 2), "full"), TT: (1, (1, 3), (5, 2), "full"), CP: (1, 2, 6, "full")},
-    ("3-D", 1): {TUCKER: (1, 2, (4, 1, 1, 1), "full"), TT: (1, (2, 3, 1), "full"), CP: (1, 3, "full")},
-    ("3-D", 3): {TUCKER: (1, 3, "full"), TT: (1, 2, (1, 7, 2), (5, 2, 3), "full"), CP: (1, 8, "full")},
-    ("3-D", (2, 2)): {TUCKER: (2,), TT: (3,), CP: (4,)},
+    ("1-D", 1): {TUCKER: (1, (4, 1), "full"), TT: ("full",), CP: ("full",), RING: ("full",)},
+    ("1-D", 3): {TUCKER: (1, 2, "full"), TT: (1, 2, "full"), CP: (1, 2, "full"), RING: (1, 2, "full")},
+    ("2-D", 1): {TUCKER: (1, 2, "full"), TT: (1, (3, 1), "full"), CP: (1, 2, "full"), RING: (1, 3)},
+    ("2-D", 3): {
+        TUCKER: (1, 2, (5, 1, 2), "full"),
+        TT: (1, (1, 3), (5, 2), "full"),
+        CP: (1, 2, 6, "full"),
+        RING: (1, 2, (3, 5, 2)),
+    },
+    ("3-D", 1): {
+        TUCKER: (1, 2, (4, 1, 1, 1), "full"),
+        TT: (1, (2, 3, 1), "full"),
+        CP: (1, 3, "full"),
+        RING: (1, (2, 3, 2, 4)),
+    },
+    ("3-D", 3): {
+        TUCKER: (1, 3, "full"),
+        TT: (1, 2, (1, 7, 2), (5, 2, 3), "full"),
+        CP: (1, 8, "full"),
+        RING: (1, 2, "full"),
+    },
+    ("3-D", (2, 2)): {TUCKER: (2,), TT: (3,), CP: (4,), RING: (3,)},
 }
 CASES = [
     pytest.param(format, SHAPES[name], outputs, rank, id=f"{format}-{name}-{outputs}-{rank}")

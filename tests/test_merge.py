@@ -37,7 +37,7 @@ from tensor_dropout_lab.nets import WeightDropoutTucker, build_net
 MERGED = {torch.float32: 1e-5, torch.float64: 1e-12}
 both_dtypes = pytest.mark.parametrize("dtype", MERGED, ids=["float32", "float64"])
 SMALLER = {"input_shape": (6, 5), "output_shape": 7}
-SMALLER_RANKS = {"tucker": (6, 5, 6), "cp": 12, "tt": (6, 6)}
+SMALLER_RANKS = {"tucker": (6, 5, 6), "cp": 12, "tt": (6, 6), "ring": (3, 6, 6)}
 
 
 def make_smaller(format, **options):
@@ -125,6 +125,7 @@ def test_a_head_that_grew_into_space_merges_into_a_layer_on_the_map(case, factor
         "tucker": (own, *(min(2, size) for size in sizes), own),
         "cp": own if outputs == 1 else own + 2,
         "tt": (own,) * (1 + len(sizes)),
+        "ring": (1, *(own,) * (1 + len(sizes))),
     }[factorization]
     td.tensorize_(model, x, rank=rank, factorization=factorization)
     shake(model.get_submodule(case.head), seed=3)
@@ -414,7 +415,8 @@ def zero_later_ranks(layer, ranks):
             for factor in layer.factors:
                 factor[:, ranks[0] :] = 0
         else:
-            for core, R in zip(layer.cores, ranks, strict=False):
+            behind = [*ranks[1:], ranks[0]] if isinstance(layer, td.TensorRingRegression) else ranks
+            for core, R in zip(layer.cores, behind, strict=False):
                 core[:, :, R:] = 0
     return layer
 
@@ -445,7 +447,8 @@ def test_truncation_is_the_layer_with_its_later_ranks_at_zero(format, law, scali
 
 
 @pytest.mark.parametrize(
-    ("format", "ranks"), [("tucker", (2, 5, 3)), ("tucker", (6, 1, 2)), ("cp", (5,)), ("tt", (3, 1))]
+    ("format", "ranks"),
+    [("tucker", (2, 5, 3)), ("tucker", (6, 1, 2)), ("cp", (5,)), ("tt", (3, 1)), ("ring", (1, 5, 2))],
 )
 @both_scalings
 def test_one_rank_per_axis(format, ranks, scaling):

@@ -31,6 +31,11 @@ LAYERS = {
     "tt-vector": (td.TTRegression, (3, 2, 2), 2, (2, 2, 2), ["all", (1,), (3,), (1, 3)]),
     "tt-tensor": (td.TTRegression, (3, 2), (2, 2), (2, 3, 2), ["all", (2,), (3,), (1, 3)]),
     "tt-features": (td.TTRegression, (4,), 3, (2,), ["all"]),
+    "ring-scalar": (td.TensorRingRegression, (3, 2, 2), 1, (2, 2, 2, 3), ["all", (0,), (1, 3)]),
+    "ring-vector": (td.TensorRingRegression, (3, 2, 2), 2, (2, 2, 3, 2), ["all", (0,), (3,), (0, 3), (1, 2)]),
+    "ring-tensor": (td.TensorRingRegression, (3, 2), (2, 2), (2, 2, 3, 2), ["all", (0,), (2,), (0, 3)]),
+    "ring-outputs": (td.TensorRingRegression, (3,), (2, 2, 2), (2, 2, 2, 2), ["all", (2, 3)]),
+    "ring-features": (td.TensorRingRegression, (4,), 3, (2, 3), ["all", (0,), (1,)]),
 }
 CASES = [
     pytest.param(layer, law, modes, id=f"{layer}-{law}-{modes}")
@@ -57,6 +62,18 @@ def test_moments_equal_the_enumeration(layer, law, modes, scaling):
     variance = covariance.diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(exact.variance.flatten(1), variance, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(made.eval()(x).flatten(1), mean, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(("law", "rank"), [("bernoulli", (8, 2)), ("gaussian", (2, 8)), ("nested", (8, 8))])
+def test_moments_of_a_ring_of_rank_eight_equal_the_enumeration(law, rank):
+    torch.manual_seed(3)
+    dropout = td.TensorDropout(0.7, **LAWS[law])
+    layer = td.TensorRingRegression((8,), 9, rank, init="normal", dtype=torch.float64, dropout=dropout)
+    x = torch.randn(2, 8, dtype=torch.float64)
+    mean, covariance = reference.mean_and_covariance(layer, x)
+    found = layer.moments(x, covariance=True)
+    torch.testing.assert_close(found.mean, mean, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.variance, covariance, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("law", LAWS)
@@ -86,7 +103,7 @@ def test_both_tucker_forms_agree_where_either_applies(law, modes, monkeypatch):
     torch.testing.assert_close(by_pairs.variance, by_modes.variance)
 
 
-@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector"])
+@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector", "ring-vector"])
 def test_blocks_do_not_change_the_result(layer, monkeypatch):
     made, x = make(layer, "nested")
     x = x.repeat(4, *[1] * (x.ndim - 1))
@@ -99,7 +116,13 @@ def test_blocks_do_not_change_the_result(layer, monkeypatch):
 
 @pytest.mark.parametrize("law", ["bernoulli", "replacement", "gaussian", "nested", "bernoulli-min2"])
 @pytest.mark.parametrize(
-    ("cls", "rank"), [(td.TuckerRegression, (20, 3, 3, 12)), (td.CPRegression, 40), (td.TTRegression, (12, 10, 8))]
+    ("cls", "rank"),
+    [
+        (td.TuckerRegression, (20, 3, 3, 12)),
+        (td.CPRegression, 40),
+        (td.TTRegression, (12, 10, 8)),
+        (td.TensorRingRegression, (5, 4, 6, 4)),
+    ],
 )
 def test_monte_carlo_agrees_at_sizes_too_large_to_enumerate(cls, rank, law):
     torch.manual_seed(0)
@@ -124,7 +147,7 @@ def test_moments_ignore_train_eval_and_per_sample():
 
 
 @pytest.mark.parametrize("law", ["bernoulli", "gaussian", "nested", "bernoulli-min2"])
-@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector"])
+@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector", "ring-vector"])
 def test_no_variance_at_theta_one_or_without_dropout(layer, law):
     made, x = make(layer, law)
     made.dropout.theta = 1.0
@@ -135,7 +158,7 @@ def test_no_variance_at_theta_one_or_without_dropout(layer, law):
     torch.testing.assert_close(plain.mean, made(x))
 
 
-@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector"])
+@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector", "ring-vector"])
 @pytest.mark.parametrize("law", ["bernoulli", "replacement", "nested"])
 def test_moments_are_differentiable(layer, law):
     made, x = make(layer, law)
@@ -160,7 +183,7 @@ class _Variance(torch.nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector"])
+@pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector", "ring-vector"])
 def test_half_precision_keeps_a_positive_variance(layer, dtype):
     made, x = make(layer, "bernoulli")
     truth = made.moments(x)
@@ -171,7 +194,13 @@ def test_half_precision_keeps_a_positive_variance(layer, dtype):
 
 
 @pytest.mark.parametrize(
-    ("cls", "rank"), [(td.CPRegression, 6), (td.TuckerRegression, (5, 3, 2)), (td.TTRegression, (5, 2))]
+    ("cls", "rank"),
+    [
+        (td.CPRegression, 6),
+        (td.TuckerRegression, (5, 3, 2)),
+        (td.TTRegression, (5, 2)),
+        (td.TensorRingRegression, (3, 2, 3)),
+    ],
 )
 def test_a_small_variance_beside_a_large_mean_keeps_its_digits(cls, rank):
     torch.manual_seed(0)

@@ -553,8 +553,10 @@ def test_names_are_listed():
         "trl-tucker",
         "trl-cp",
         "trl-tt",
+        "trl-ring",
         "rtrl-tucker",
         "rtrl-cp",
         "rtrl-tt",
+        "rtrl-ring",
         "trl-tucker+weight-dropout",
     }

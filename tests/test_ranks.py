@@ -37,6 +37,10 @@ def count(layer):
         ("tt", 9, (8, 9, 9)),
         ("tt", (2, 20, 3), (2, 20, 3)),
         ("tt", "full", (8, 32, 10)),
+        ("ring", 1, (1, 1, 1, 1)),
+        ("ring", 9, (9, 9, 9, 9)),
+        ("ring", (3, 2, 20, 3), (3, 2, 20, 3)),
+        ("ring", "full", (1, 8, 32, 10)),
         ("cp", 7, 7),
         ("cp", (7,), 7),
         ("cp", "full", 160),  # 8·4·5 < any product with the 10
@@ -127,7 +131,7 @@ def test_fraction_is_the_largest_rank_within_the_parameter_count(format, fractio
         return
     budget = fraction * prod(layer.weight_shape)
     assert count(layer) <= budget
-    ranks, full = layer._ranks, layer.full_ranks(layer.weight_shape)
+    ranks, full = layer._ranks, layer.largest_ranks(layer.weight_shape)
     # The next step along the way from rank 1 to full rank: the largest axis gets one rank more.
     step = max(full)
     position = max(k for k in range(step + 1) if tuple(max(1, f * k // step) for f in full) == ranks)

@@ -10,7 +10,12 @@ from layers_under_test import every_format, make_input, make_layer
 from tensor_dropout import reference
 
 EXACT = {"rtol": 0, "atol": 1e-12}
-EQUATIONS = {"tucker": "ai,bj,ck,dl,ijkl->abcd", "cp": "ar,br,cr,dr->abcd", "tt": "iaj,jbk,kcl,ldm->abcd"}
+EQUATIONS = {
+    "tucker": "ai,bj,ck,dl,ijkl->abcd",
+    "cp": "ar,br,cr,dr->abcd",
+    "tt": "iaj,jbk,kcl,ldm->abcd",
+    "ring": "iaj,jbk,kcl,ldi->abcd",
+}
 LAWS = [{"law": law} for law in ("bernoulli", "replacement", "gaussian", "nested")]
 LAWS += [{"law": "bernoulli", "min_rank": 1}, {"law": "nested", "min_rank": 3}]
 every_law = pytest.mark.parametrize("law", LAWS, ids=lambda law: "-".join(map(str, law.values())))
@@ -21,7 +26,7 @@ def small_layer(format, **options):
 
 
 def parameters(layer):
-    return list(layer.cores) if isinstance(layer, td.TTRegression) else layer.operands()
+    return list(layer.cores) if hasattr(layer, "cores") else layer.operands()
 
 
 def sketch(counts):
@@ -33,7 +38,7 @@ def sketch(counts):
 def test_weight_without_masks_is_the_definition_of_the_format(format):
     layer = small_layer(format, theta=None)
     weight = torch.einsum(EQUATIONS[format], *parameters(layer))
-    torch.testing.assert_close(reference.dense_weight(layer, [None] * 4 if format == "tucker" else [None] * 3), weight)
+    torch.testing.assert_close(reference.dense_weight(layer, [None] * len(layer._ranks)), weight)
 
 
 @pytest.mark.parametrize("law", ["bernoulli", "replacement"])
@@ -69,6 +74,17 @@ def test_masked_tt_weight_has_the_kept_bonds_only():
     torch.testing.assert_close(reference.dense_weight(layer, masks), weight, **EXACT)
 
 
+def test_masked_ring_weight_has_the_kept_bonds_only():
+    layer = small_layer("ring", scaling="paper")
+    masks = layer.draw_masks()
+    cores = list(layer.cores)
+    for n, mask in enumerate(masks):
+        kept = mask.bool()
+        cores[n - 1], cores[n] = cores[n - 1][:, :, kept], cores[n][kept]
+    weight = torch.einsum(EQUATIONS["ring"], *cores)
+    torch.testing.assert_close(reference.dense_weight(layer, masks), weight, **EXACT)
+
+
 @every_format
 def test_regress_sums_over_all_entries_of_the_input(format):
     shape = {"output_shape": (2, 2), "rank": 2}
@@ -101,6 +117,7 @@ def test_all_masks_have_probability_one_together_and_mean_one_when_inverted(form
         ("tucker", {"law": "nested"}, 3**4),
         ("cp", {}, 16),
         ("tt", {"modes": (2,)}, 8),
+        ("ring", {"modes": (0, 2)}, 8 * 8),
     ],
 )
 def test_all_masks_are_those_of_the_dropped_axes(format, options, count):
@@ -124,7 +141,7 @@ def test_a_plain_layer_has_one_mask_which_is_none(format):
 @pytest.mark.parametrize("scaling", ["inverted", "paper"])
 @every_law
 def test_mean_weight_is_the_layers(format, scaling, law):
-    rank = {"tucker": (3, 1, 1, 3), "cp": 4, "tt": (3, 1, 3)}[format]
+    rank = {"tucker": (3, 1, 1, 3), "cp": 4, "tt": (3, 1, 3), "ring": (3, 1, 3, 1)}[format]
     layer = small_layer(format, scaling=scaling, rank=rank, **law)
     torch.testing.assert_close(reference.mean_weight(layer), layer.dense_weight(), **EXACT)
 
@@ -132,7 +149,7 @@ def test_mean_weight_is_the_layers(format, scaling, law):
 @every_format
 def test_mean_covariance_and_expected_loss_fit_together(format):
     """``E‖y - f‖² = ‖y - E f‖² + Σ_o Var f_o``, and all of them against draws."""
-    rank = {"tucker": (3, 2, 1, 3), "cp": 4, "tt": (3, 2, 3)}[format]
+    rank = {"tucker": (3, 2, 1, 3), "cp": 4, "tt": (3, 2, 3), "ring": (2, 3, 1, 2)}[format]
     layer = small_layer(format, rank=rank, theta=0.6, per_sample=True)
     x = make_input(layer, 2)
     y = torch.ones(2, 3, dtype=torch.float64)

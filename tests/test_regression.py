@@ -18,11 +18,12 @@ EXACT = {"rtol": 0, "atol": 1e-12}
 
 # Small enough to list all masks; each has a rank axis of size 1, which modes="all" leaves alone.
 INPUT_SHAPE, OUTPUT_SHAPE = (3, 2, 3), (2,)
-RANKS = {"tucker": (2, 1, 3, 2), "tt": (2, 3, 1), "cp": 4}
+RANKS = {"tucker": (2, 1, 3, 2), "tt": (2, 3, 1), "cp": 4, "ring": (2, 1, 3, 2)}
 MODES = {
     "tucker": ("all", (0,), (3,), (2, 0), (1,), (0, 1), (0, 1, 2, 3)),
     "tt": ("all", (1,), (2,), (3,), (3, 2), (1, 2, 3)),
     "cp": ("all",),
+    "ring": ("all", (0,), (3,), (2, 0), (0, 1, 2, 3)),
 }
 LAWS = {f"{law}-min{k}": {"law": law, "min_rank": k} for law in ("bernoulli", "nested") for k in (0, 1, 2)}
 LAWS |= {"replacement": {"law": "replacement"}, "gaussian": {"law": "gaussian"}}
@@ -40,7 +41,7 @@ def smallest_dropped_rank(format, modes):
         return RANKS["cp"]
     if modes == "all":
         return min(rank for rank in RANKS[format] if rank > 1)
-    return min(RANKS[format][mode if format == "tucker" else mode - 1] for mode in modes)
+    return min(RANKS[format][mode - 1 if format == "tt" else mode] for mode in modes)
 
 
 ENUMERATED = [
@@ -84,7 +85,9 @@ def test_mean_over_all_masks_at_the_ends_of_theta(format, law, theta):
 
 @pytest.mark.parametrize("scaling", ["inverted", "paper"])
 @some_laws(name for name in LAWS if not name.endswith("min2"))
-@pytest.mark.parametrize(("format", "rank", "modes"), [("tucker", (1, 1, 1, 1), (0, 3)), ("tt", 1, (1, 3))])
+@pytest.mark.parametrize(
+    ("format", "rank", "modes"), [("tucker", (1, 1, 1, 1), (0, 3)), ("tt", 1, (1, 3)), ("ring", 1, (0, 2))]
+)
 def test_mean_over_all_masks_at_rank_one(format, rank, modes, law, scaling):
     layer = enumerable_layer(format, rank=rank, modes=modes, scaling=scaling, **law)
     assert len(layer.dropped_axes) == 2
@@ -139,7 +142,7 @@ def test_paper_scaling_is_inverted_scaling_of_a_rescaled_weight(format, law):
             paper.factors[0].div_(means[0])
         else:
             for axis in paper.dropped_axes:
-                brings_in = paper.factors[axis] if format == "tucker" else paper.cores[axis]
+                brings_in = paper.factors[axis] if format == "tucker" else paper.cores[axis - (format == "ring")]
                 brings_in.div_(means[axis])
     x = make_input(inverted)
     torch.testing.assert_close(paper.dense_weight(), inverted.dense_weight(), **EXACT)
@@ -231,7 +234,7 @@ def test_forward_draws_one_mask_or_one_for_each_sample(format, per_sample):
 @every_law
 @both_masks
 def test_one_output_and_a_small_theta_stay_finite(format, law, per_sample):
-    rank = {"tucker": (4, 3, 3, 1), "cp": 6, "tt": (4, 3, 1)}[format]
+    rank = {"tucker": (4, 3, 3, 1), "cp": 6, "tt": (4, 3, 1), "ring": (2, 4, 3, 2)}[format]
     layer = make_layer(format, theta=0.1, per_sample=per_sample, output_shape=1, rank=rank, **law)
     x = make_input(layer)
     for _ in range(30):
@@ -424,11 +427,15 @@ def test_dense_weight_and_output_are_those_of_tensorly(format, output_shape):
             weights = torch.ones(5, dtype=torch.float64)
             reconstructed = tensorly.cp_to_tensor((weights, list(layer.factors)))
             factorized = tltorch.CPTensor(weights, list(layer.factors))
+        elif format == "ring":
+            reconstructed = tensorly.tr_to_tensor(list(layer.cores))
+            factorized = None  # TensorLy-Torch has no ring
         else:
             reconstructed = tensorly.tt_to_tensor(list(layer.cores))
             factorized = tltorch.TTTensor(list(layer.cores))
     torch.testing.assert_close(layer.dense_weight(), reconstructed, **EXACT)
-    torch.testing.assert_close(layer.dense_weight(), factorized.to_tensor(), **EXACT)
+    if factorized is not None:
+        torch.testing.assert_close(layer.dense_weight(), factorized.to_tensor(), **EXACT)
     x = make_input(layer)
     torch.testing.assert_close(layer(x) - layer.bias, tensorly.tenalg.inner(x, reconstructed, 3), **EXACT)
 
@@ -441,6 +448,7 @@ def test_dense_weight_and_output_are_those_of_tensorly(format, output_shape):
     [
         ("tucker", {"core", "factors.0", "factors.1", "factors.2", "factors.3", "bias"}),
         ("cp", {"factors.0", "factors.1", "factors.2", "factors.3", "bias"}),
+        ("ring", {"cores.0", "cores.1", "cores.2", "cores.3", "bias"}),
         ("tt", {"cores.0", "cores.1", "cores.2", "cores.3", "bias"}),
     ],
 )

@@ -17,7 +17,8 @@ from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import FORMATS, make_input, make_layer
+from layers_under_test import FORMATS as ALL_FORMATS
+from layers_under_test import make_input, make_layer
 from tensor_dropout.sharding import OutputParallel
 from test_distributed import WORLD_SIZE, Net, gather, run_on_two_ranks
 
@@ -28,6 +29,7 @@ UNEVEN = 9
 CLASSES = {"even": 10, "uneven": UNEVEN}
 LAYOUTS = {"replicated": Replicate(), "own samples": Shard(0)}
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
+FORMATS = [name for name in ALL_FORMATS if make_layer(name).output_parameter is not None]
 EVEN_ONLY = "2.11."
 """The torch that mistakes the stride of uneven shards of axis 1: gradients come whole, loading fills them wrongly."""
 
@@ -242,6 +244,9 @@ def check_refusals(rank):
         ),
         "do not reach all 2 processes": lambda: parallelize_module(
             td.CPRegression((4, 3), 1, rank=2), mesh, OutputParallel()
+        ),
+        "a TensorRingRegression cannot be sharded over its classes": lambda: parallelize_module(
+            make_layer("ring"), mesh, OutputParallel()
         ),
         "plain tensor regression layer, got Linear": lambda: parallelize_module(
             nn.Linear(2, 2), mesh, OutputParallel()

@@ -45,7 +45,7 @@ from surgery_models import (
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.surgery.head import TensorHead
 
-LAYERS = {"tucker": td.TuckerRegression, "cp": td.CPRegression, "tt": td.TTRegression}
+LAYERS = {name: format.layer for name, format in FORMATS.items()}
 
 
 def image(batch=3, dtype=torch.float32, shape=IMAGE, seed=1):
@@ -112,7 +112,7 @@ def test_a_head_of_zeros_and_one_of_rank_one(factorization):
             report = td.tensorize_(model, x, factorization=factorization)
             assert_close(model(x), before)
         assert report.replacements[0].relative_error <= 1e-6
-        limit = {"tucker": (4, 4, 4, 1), "cp": (16,), "tt": (4, 4, 1)}[factorization]
+        limit = {"tucker": (4, 4, 4, 1), "cp": (16,), "tt": (4, 4, 1), "ring": (1, 4, 4, 1)}[factorization]
         assert all(most >= R for R, most in zip(report.replacements[0].rank, limit, strict=True))
 
 
@@ -237,7 +237,7 @@ def test_monai_networks_convert_exactly(name):
     assert (replaced.name, replaced.kind) == expected
 
 
-@pytest.mark.parametrize("factorization", ["cp", "tt"])
+@pytest.mark.parametrize("factorization", ["cp", "tt", "ring"])
 def test_monai_resnet_converts_in_every_format(factorization):
     nets = pytest.importorskip("monai.networks.nets", reason="MONAI is not installed")
     build, shape, _ = MONAI["resnet18-3d"]
@@ -495,7 +495,8 @@ def count_weights(factorization, sizes, rank):
         return int(np.prod(rank)) + sum(size * R for size, R in zip(sizes, rank, strict=True))
     if factorization == "cp":
         return rank[0] * sum(sizes)
-    return sum(left * size * right for left, size, right in zip((1, *rank), sizes, (*rank, 1), strict=True))
+    bonds = (*rank, rank[0]) if factorization == "ring" else (1, *rank, 1)
+    return sum(left * size * right for left, size, right in zip(bonds[:-1], sizes, bonds[1:], strict=True))
 
 
 def some_of(path, most=8):
@@ -624,6 +625,8 @@ def test_one_int_is_cut_at_the_exact_rank(trained_pooled):
     assert report.replacements[0].rank == (3, 1, 1, 3)
     report = td.tensorize_(trained_pooled.copy(), trained_pooled.x[:4], rank=3, factorization="tt")
     assert report.replacements[0].rank == (3, 3, 3)
+    report = td.tensorize_(trained_pooled.copy(), trained_pooled.x[:4], rank=3, factorization="ring")
+    assert report.replacements[0].rank == (1, 3, 3, 3)
 
 
 def test_the_report_can_be_printed_and_written_as_json(trained_flat):
@@ -640,8 +643,8 @@ def test_the_report_can_be_printed_and_written_as_json(trained_flat):
 
 # Ranks above the weight's own.
 
-HIGHER = {"tucker": (8, 3, 3, 5), "cp": 12, "tt": (8, 9, 5)}
-HIGHER_FLAT = {"tucker": (4, 4, 4, 5), "cp": 64, "tt": (4, 16, 5)}
+HIGHER = {"tucker": (8, 3, 3, 5), "cp": 12, "tt": (8, 9, 5), "ring": (2, 8, 9, 5)}
+HIGHER_FLAT = {"tucker": (4, 4, 4, 5), "cp": 64, "tt": (4, 16, 5), "ring": (2, 4, 16, 5)}
 
 
 @every_factorization
@@ -686,6 +689,10 @@ def test_ranks_above_the_weights_own_change_nothing_and_can_be_grown_into(factor
         reached = list(last.grad[:, empty].abs().sum(0))
     else:
         reached = []
+        if factorization == "ring":  # all of the weight goes through the first rank of bond 0
+            assert kind == "flatten" or (regression.cores[-1][:, :, 1] == 0).all()
+            reached.append(regression.cores[-1].grad[:, :, 1])
+            wanted = wanted[1:]
         for core, bond, own in zip(list(regression.cores)[1:], wanted, tt_exact, strict=True):
             lengths = core.detach().flatten(1).norm(dim=1)
             empty = lengths < 1e-10 * lengths.max()

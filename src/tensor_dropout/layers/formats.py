@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tensor_dropout.layers.cp import CPRegression as CPRegression
     from tensor_dropout.layers.decomposition import Decomposition
     from tensor_dropout.layers.regression import TensorRegression
+    from tensor_dropout.layers.ring import TensorRingRegression as TensorRingRegression
     from tensor_dropout.layers.tt import TTRegression as TTRegression
     from tensor_dropout.layers.tucker import TuckerRegression as TuckerRegression
 
@@ -120,3 +121,4 @@ def find_layer(layer_name: str) -> type[TensorRegression] | None:
 register_format(Format("tucker", "tensor_dropout.layers.tucker", "TuckerRegression", "TuckerDecomposition"))
 register_format(Format("cp", "tensor_dropout.layers.cp", "CPRegression", "CPDecomposition"))
 register_format(Format("tt", "tensor_dropout.layers.tt", "TTRegression", "TTDecomposition"))
+register_format(Format("ring", "tensor_dropout.layers.ring", "TensorRingRegression", "RingDecomposition"))

@@ -382,35 +382,25 @@ def joint_mask(masks: list[MaskMoments], like: Tensor) -> MaskMoments:
     return MaskMoments(mean, None, vectors.mT * values.clamp(min=0).sqrt()[:, None])
 
 
-# TT: bonds in a chain; each one is summed or kept while its core is absorbed.
+# Trains and rings: bonds in a chain; each one is summed or kept while its core is absorbed.
 
 
-def tt_variance(
-    y: Tensor,
-    cores: list[Tensor],
-    masks: list[MaskMoments],
-    out_cores: list[Tensor],
-    *,
-    covariance: bool,
-    weights: Tensor | None = None,
+def train_variance(
+    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]
 ) -> Tensor:
-    """TT: the variance over all bonds, bond by bond.
+    """The variance over all bonds, bond by bond.
 
     Args:
-        y: (B, R_1, I_1, .., I_{N-1}), the input after the first core.
+        y: (B, R_1, I_1, .., I_{N-1}, ..), the input after the first core; what follows the modes is carried along.
         cores: the other input cores, (R_n, I_n, R_{n+1}).
-        masks: the moments of the masks on all bonds.
-        out_cores: the output cores, (R_n, O_n, R_{n+1}); the last ends in 1.
-        covariance: whether to return (B, O, O) instead of (B, O), O the flattened output.
-        weights: (B, O): return the variance of ``weights·f``, (B, 1), instead; for one output mode.
+        masks: the moments of the masks on the bonds in front of these cores.
+        read_out_last: second moment and variance over what is left, from (B, rows, R_N, ..), summed over rows.
     """
 
     def recurse(y: Tensor, n: int) -> Pair:
         """E[f²] and Var[f] over the masks from bond n on; y: (B, rows, R, I, ..)."""
-        if n == len(cores) and weights is not None:
-            return read_out(y, (weights @ out_cores[0].squeeze(-1).mT).unsqueeze(1), masks[n], covariance=False)
         if n == len(cores):
-            return _train_read_out(y, out_cores, masks[n:], covariance=covariance)
+            return read_out_last(y)
 
         def kept() -> Tensor:  # (B, rows, R, I, ..) -> (B, rows, R, R', ..)
             return torch.einsum("bkri...,ris->bkrs...", y, cores[n])
@@ -425,22 +415,29 @@ def tt_variance(
     return recurse(y.unsqueeze(1), 0)[1]
 
 
-def _train_read_out(y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Pair:
-    if len(cores) == 1:
-        return read_out(y, cores[0].squeeze(-1).mT, masks[0], covariance=covariance)
-    # Several output modes: doubled bonds (r, s); the outputs o (and p, for the covariance) stand in front.
-    second = (y.mT @ y)[:, None, None]  # (B, O, P, R, R)
-    variance = torch.zeros_like(second)
+def double_over_outputs(
+    second: Tensor, variance: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool
+) -> Pair:
+    """Second moment and variance over the bonds in front of the output cores, each bond doubled.
+
+    Args:
+        second: (B, O, P, R, R, ..), second moments of the running tensor, the outputs so far in front; what follows the
+            doubled bond is carried along.
+        variance: of the same shape.
+        cores: output cores, (R_n, O_n, R_{n+1}).
+        masks: the moments of the masks on the bonds in front of them.
+        covariance: whether O and P are all pairs of outputs, or P stays 1.
+    """
     for core, mask in zip(cores, masks, strict=True):
         own, squared_mean = mask.covariance(), mask.mean[:, None] * mask.mean
+        own, squared_mean = (matrix.view(*matrix.shape, *[1] * (second.ndim - 5)) for matrix in (own, squared_mean))
         second, variance = (own + squared_mean) * second, squared_mean * variance + own * second
         if covariance:
-            equation = "bxyrs,rot,spu->bxoyptu"
+            equation = "bxyrs...,rot,spu->bxoyptu..."
             second, variance = (
                 torch.einsum(equation, t, core, core).flatten(3, 4).flatten(1, 2) for t in (second, variance)
             )
         else:
-            equation = "bxyrs,rot,sou->bxoytu"
+            equation = "bxyrs...,rot,sou->bxoytu..."
             second, variance = (torch.einsum(equation, t, core, core).flatten(1, 2) for t in (second, variance))
-    shape = second.shape[:3] if covariance else second.shape[:2]
-    return second.reshape(shape), variance.reshape(shape)
+    return second, variance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -12,7 +13,15 @@ from torch import Tensor, nn
 from tensor_dropout.layers.decomposition import Decomposition, Ranks, left_singular, numerical_rank, threshold_path
 from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import target_norm
-from tensor_dropout.layers.moments import ExactMoments, MaskMoments, quadratic, tt_variance
+from tensor_dropout.layers.moments import (
+    ExactMoments,
+    MaskMoments,
+    Pair,
+    double_over_outputs,
+    quadratic,
+    read_out,
+    train_variance,
+)
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
 
@@ -69,7 +78,7 @@ class TTRegression(TensorRegression):
         for mode, core in enumerate(self.cores):
             filled = torch.randn(core.shape, device=core.device, dtype=torch.float32)
             if self.init == "pool" and mode < len(self.input_shape):
-                filled = _orthonormal_core(filled, pool=mode > 0)
+                filled = orthonormal_core(filled, pool=mode > 0)
             elif self.init == "pool" and mode == len(self.input_shape):
                 filled[pooled:] = 0.0
             cores.append(filled)
@@ -96,15 +105,24 @@ class TTRegression(TensorRegression):
         held = max(held, self._ranks[len(inner)] * max(self._ranks[len(inner)], prod(self.output_shape)))
         chunk = max(1, block // held)
 
+        before, behind = masks[: len(inner)], masks[len(inner) :]
+
         def variance(covariance: bool) -> Tensor:
-            return torch.cat([tt_variance(y, inner, masks, outer, covariance=covariance) for y in x.split(chunk)])
+            def finish(y: Tensor) -> Pair:
+                return _read_out(y, outer, behind, covariance=covariance)
+
+            return torch.cat([train_variance(part, inner, before, finish) for part in x.split(chunk)])
 
         def variance_of(w: Tensor) -> Tensor:
             if len(outer) > 1:
                 return quadratic(variance(True), w)
-            pairs = zip(x.split(chunk), w.split(chunk), strict=True)
-            parts = [tt_variance(y, inner, masks, outer, covariance=False, weights=row) for y, row in pairs]
-            return torch.cat(parts).squeeze(1)
+            V = (w @ outer[0].squeeze(-1).mT).unsqueeze(1)  # (B, 1, R)
+
+            def finish(V: Tensor) -> Callable[[Tensor], Pair]:
+                return lambda y: read_out(y, V, behind[0], covariance=False)
+
+            pairs = zip(x.split(chunk), V.split(chunk), strict=True)
+            return torch.cat([train_variance(part, inner, before, finish(row)) for part, row in pairs]).squeeze(1)
 
         mean = torch.einsum("br...,r->br...", x, masks[0].mean)
         for n, core in enumerate(inner, 1):
@@ -138,7 +156,17 @@ class TTRegression(TensorRegression):
         return weight.squeeze(0).squeeze(-1)
 
 
-def _orthonormal_core(core: Tensor, pool: bool) -> Tensor:
+def _read_out(y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Pair:
+    """Second moment and variance over the bonds in front of the output cores, of rows (B, rows, R) that are summed."""
+    if len(cores) == 1:
+        return read_out(y, cores[0].squeeze(-1).mT, masks[0], covariance=covariance)
+    second = (y.mT @ y)[:, None, None]  # (B, O, P, R, R)
+    second, variance = double_over_outputs(second, torch.zeros_like(second), cores, masks, covariance=covariance)
+    shape = second.shape[:3] if covariance else second.shape[:2]
+    return second.reshape(shape), variance.reshape(shape)
+
+
+def orthonormal_core(core: Tensor, pool: bool) -> Tensor:
     """A core (R, size, R') with orthonormal columns; with ``pool`` the first ones pass bond r on, averaging.
 
     The columns beyond the passed bonds are orthogonal to them, so that training can grow into them.
@@ -189,9 +217,12 @@ class TTDecomposition(Decomposition):
         R = min(ranks[: len(self.grid) + 1])  # a pooled channel passes through all bonds up to the output
         first, *rest = tensor_train(self.weight, (R, *ranks[len(self.grid) + 1 :]), first_basis)
         R = first.shape[-1]
-        identity = torch.eye(R, dtype=first.dtype, device=first.device)
-        middle = [torch.einsum("rs,i->ris", identity, self._spatial_column(size)[:, 0]) for size in self.grid]
-        return [first * prod(self.grid) ** -0.5, *middle, *rest]
+        return [first * prod(self.grid) ** -0.5, *self._pass_on(R), *rest]
+
+    def _pass_on(self, R: int) -> list[Tensor]:
+        """Spatial cores that pass R bonds on and average."""
+        identity = torch.eye(R, dtype=self.weight.dtype, device=self.weight.device)
+        return [torch.einsum("rs,i->ris", identity, self._spatial_column(size)[:, 0]) for size in self.grid]
 
     def _in_layer(self, ranks: Ranks) -> Ranks:
         return tuple(ranks[0] for _ in self.grid) + ranks
