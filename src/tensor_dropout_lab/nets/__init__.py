@@ -29,6 +29,23 @@ if TYPE_CHECKING:
     from tensor_dropout_lab.nets.network import load_backbone as load_backbone
     from tensor_dropout_lab.nets.resnet import ResNet as ResNet
 
+__all__ = [
+    "HEADS",
+    "Backbone",
+    "Network",
+    "ResNet",
+    "WeightDropoutTucker",
+    "build_head",
+    "build_net",
+    "build_plain",
+    "describe_families",
+    "load_backbone",
+    "rebuild_net",
+    "register_family",
+    "rescale_",
+    "trust",
+]
+
 _MODULES = {
     "build": ("build_net", "build_plain", "rebuild_net"),
     "heads": ("WeightDropoutTucker", "build_head", "rescale_"),
