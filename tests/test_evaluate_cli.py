@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tensor_dropout.robustness import apgd, blackbox, iterated, transfer
+from tensor_dropout.robustness import apgd, blackbox, gradient_attacks, transfer
 from tensor_dropout.robustness.protocol import ensemble
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS, Data, Source, TensorSplit, load_data
@@ -106,7 +106,7 @@ def find_leftovers(folder):
 def watch_attacks(interrupt_at=None):
     """Count the calls of every attack; at the given one Ctrl-C is pressed."""
     calls = []
-    kinds = [iterated.Iterated, apgd.APGD, blackbox.Square, blackbox.RandomSearch, transfer.Transfer]
+    kinds = [gradient_attacks.Iterated, apgd.APGD, blackbox.Square, blackbox.RandomSearch, transfer.Transfer]
 
     def watch(kind):
         attack = kind.__call__

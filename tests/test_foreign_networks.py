@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import tensor_dropout as td
-from tensor_dropout.networks import build_network
+from tensor_dropout.network_builders import build_network
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.explanation import explain

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.surgery.find_head import run
 from tensor_dropout.surgery.merge import merge_
-from tensor_dropout.surgery.trace import run
 
 _BATCH = torch.export.Dim("batch", min=1)
 """The free axis of every exported network."""

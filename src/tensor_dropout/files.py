@@ -31,10 +31,10 @@ from tensor_dropout.layers.formats import FORMATS, find_layer
 from tensor_dropout.layers.head_outputs import unwrap
 from tensor_dropout.layers.randomized import tensor_layers
 from tensor_dropout.layers.regression import TensorRegression, unwarned
-from tensor_dropout.networks import build_network, settings_of
+from tensor_dropout.network_builders import build_network, settings_of
 from tensor_dropout.surgery.exchange import Exchange, names_of, undone_on_failure
+from tensor_dropout.surgery.find_head import CONVOLUTIONS, KINDS
 from tensor_dropout.surgery.head import TensorHead, tensor_heads, widen
-from tensor_dropout.surgery.trace import CONVOLUTIONS, KINDS
 from tensor_dropout.version import __version__
 
 FORMAT_VERSION = 1

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.surgery.curve import rank_curve
+from tensor_dropout.surgery.rank_choice import measure_accuracy
 from tensor_dropout.surgery.report import Trial
-from tensor_dropout.surgery.search import measure_accuracy
 from tensor_dropout_lab.data.base import Data
 from tensor_dropout_lab.data.batches import Batches
 from tensor_dropout_lab.figures import draw_figure, require_matplotlib, save_figure

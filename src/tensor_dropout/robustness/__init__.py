@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tensor_dropout.robustness.apgd import APGD as APGD
+    from tensor_dropout.robustness.attack_loop import Attack as Attack
     from tensor_dropout.robustness.blackbox import RandomSearch as RandomSearch
     from tensor_dropout.robustness.blackbox import Square as Square
-    from tensor_dropout.robustness.iterated import Iterated as Iterated
-    from tensor_dropout.robustness.iterated import bim as bim
-    from tensor_dropout.robustness.iterated import fgsm as fgsm
-    from tensor_dropout.robustness.iterated import paper_attack as paper_attack
-    from tensor_dropout.robustness.iterated import pgd as pgd
+    from tensor_dropout.robustness.gradient_attacks import Iterated as Iterated
+    from tensor_dropout.robustness.gradient_attacks import bim as bim
+    from tensor_dropout.robustness.gradient_attacks import fgsm as fgsm
+    from tensor_dropout.robustness.gradient_attacks import paper_attack as paper_attack
+    from tensor_dropout.robustness.gradient_attacks import pgd as pgd
     from tensor_dropout.robustness.losses import LOSSES as LOSSES
     from tensor_dropout.robustness.losses import Loss as Loss
-    from tensor_dropout.robustness.search import Attack as Attack
     from tensor_dropout.robustness.target import Nature as Nature
     from tensor_dropout.robustness.target import Predicted as Predicted
     from tensor_dropout.robustness.target import Target as Target
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "apgd": ("APGD",),
+    "attack_loop": ("Attack",),
     "blackbox": ("RandomSearch", "Square"),
-    "iterated": ("Iterated", "bim", "fgsm", "paper_attack", "pgd"),
+    "gradient_attacks": ("Iterated", "bim", "fgsm", "paper_attack", "pgd"),
     "losses": ("LOSSES", "Loss"),
-    "search": ("Attack",),
     "target": ("Nature", "Predicted", "Target"),
     "transfer": ("Transfer",),
 }

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from tensor_dropout.robustness.attack_loop import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.losses import Loss, find_loss
 from tensor_dropout.robustness.norms import Norm, find_norm
-from tensor_dropout.robustness.search import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.target import Target
 
 MOMENTUM = 0.75

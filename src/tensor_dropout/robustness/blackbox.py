@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.attack_loop import Search, check_count, check_radius, seeded
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.norms import find_norm
-from tensor_dropout.robustness.search import Search, check_count, check_radius, seeded
 from tensor_dropout.robustness.target import Target
 
 _SHRINK_AT = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)

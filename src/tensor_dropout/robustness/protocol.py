@@ -20,7 +20,7 @@ from tensor_dropout.metrics.outcome_arrays import Task
 from tensor_dropout.robustness.noise import CORRUPTIONS
 
 if TYPE_CHECKING:
-    from tensor_dropout.robustness.search import Attack
+    from tensor_dropout.robustness.attack_loop import Attack
 
 Protocol = Literal["paper", "adaptive", "both", "none"]
 Role = Literal["gradient", "transfer", "black box", "check"]
@@ -100,21 +100,21 @@ _NUMBERS: tuple[Task, ...] = ("regression",)
 ATTACKS: dict[str, AttackEntry] = {
     entry.name: entry
     for entry in (
-        AttackEntry("pgd-ce", "iterated.pgd", "gradient", ("cross_entropy",), _CLASSES, on_all=True),
-        AttackEntry("pgd-margin", "iterated.pgd", "gradient", ("margin",), _CLASSES, on_all=True),
-        AttackEntry("pgd-absolute", "iterated.pgd", "gradient", ("absolute",), _NUMBERS, on_all=True),
-        AttackEntry("pgd-increase", "iterated.pgd", "gradient", ("increase",), _NUMBERS, on_all=True),
-        AttackEntry("pgd-decrease", "iterated.pgd", "gradient", ("decrease",), _NUMBERS, on_all=True),
-        AttackEntry("fgsm", "iterated.fgsm", "check", ("cross_entropy", "absolute")),
-        AttackEntry("pgd-ce-few", "iterated.pgd", "check", ("cross_entropy",), _CLASSES, divisor=5),
-        AttackEntry("pgd-absolute-few", "iterated.pgd", "check", ("absolute",), _NUMBERS, divisor=5),
-        AttackEntry("pgd-ce-single", "iterated.pgd", "check", ("cross_entropy",), _CLASSES, averaged=False),
-        AttackEntry("pgd-absolute-single", "iterated.pgd", "check", ("absolute",), _NUMBERS, averaged=False),
+        AttackEntry("pgd-ce", "gradient_attacks.pgd", "gradient", ("cross_entropy",), _CLASSES, on_all=True),
+        AttackEntry("pgd-margin", "gradient_attacks.pgd", "gradient", ("margin",), _CLASSES, on_all=True),
+        AttackEntry("pgd-absolute", "gradient_attacks.pgd", "gradient", ("absolute",), _NUMBERS, on_all=True),
+        AttackEntry("pgd-increase", "gradient_attacks.pgd", "gradient", ("increase",), _NUMBERS, on_all=True),
+        AttackEntry("pgd-decrease", "gradient_attacks.pgd", "gradient", ("decrease",), _NUMBERS, on_all=True),
+        AttackEntry("fgsm", "gradient_attacks.fgsm", "check", ("cross_entropy", "absolute")),
+        AttackEntry("pgd-ce-few", "gradient_attacks.pgd", "check", ("cross_entropy",), _CLASSES, divisor=5),
+        AttackEntry("pgd-absolute-few", "gradient_attacks.pgd", "check", ("absolute",), _NUMBERS, divisor=5),
+        AttackEntry("pgd-ce-single", "gradient_attacks.pgd", "check", ("cross_entropy",), _CLASSES, averaged=False),
+        AttackEntry("pgd-absolute-single", "gradient_attacks.pgd", "check", ("absolute",), _NUMBERS, averaged=False),
         AttackEntry("apgd-ce", "apgd.APGD", "gradient", ("cross_entropy",), _CLASSES),
         AttackEntry("apgd-dlr", "apgd.APGD", "gradient", ("dlr", "margin"), _CLASSES),
         AttackEntry("apgd-targeted", "apgd.APGD", "gradient", ("targeted_dlr", "targeted_margin"), _CLASSES),
         AttackEntry("apgd-absolute", "apgd.APGD", "gradient", ("absolute",), _NUMBERS),
-        AttackEntry("transfer", "iterated.pgd", "transfer", ("margin", "absolute")),
+        AttackEntry("transfer", "gradient_attacks.pgd", "transfer", ("margin", "absolute")),
         AttackEntry("square", "blackbox.Square", "black box", norms=("linf",)),
         AttackEntry("random", "blackbox.RandomSearch", "black box", divisor=10),
     )
@@ -311,7 +311,7 @@ def _usual_loss(task: Task) -> str:
 
 
 def _plan_paper(loss: str, budgets: Sequence[Budget], seed: int) -> list[AttackPart]:
-    from tensor_dropout.robustness.iterated import paper_attack
+    from tensor_dropout.robustness.gradient_attacks import paper_attack
 
     parts = []
     for budget in sorted({*map(_paper_budget, PAPER_STRENGTHS), *budgets}, key=lambda budget: budget.epsilon):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tensor_dropout.robustness.search import Attack, Search
+from tensor_dropout.robustness.attack_loop import Attack, Search
 from tensor_dropout.robustness.target import Target
 
 

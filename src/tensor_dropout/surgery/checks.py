@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from torch.utils import _pytree as pytree
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen
+from tensor_dropout.surgery.find_head import CONVOLUTIONS, Seen
 
 _HOOKS = (
     "_forward_hooks",

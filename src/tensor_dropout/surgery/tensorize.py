@@ -21,10 +21,7 @@ from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.surgery.checks import check_example, check_layer, check_model
 from tensor_dropout.surgery.exchange import Exchange, exchange_parameters, undone_on_failure
-from tensor_dropout.surgery.head import Pooled, TensorHead, widen
-from tensor_dropout.surgery.report import ConversionReport, Replacement, Trial
-from tensor_dropout.surgery.search import Goal, choose_ranks
-from tensor_dropout.surgery.trace import (
+from tensor_dropout.surgery.find_head import (
     Seen,
     Trace,
     at_rest,
@@ -35,6 +32,9 @@ from tensor_dropout.surgery.trace import (
     run,
     trace,
 )
+from tensor_dropout.surgery.head import Pooled, TensorHead, widen
+from tensor_dropout.surgery.rank_choice import Goal, choose_ranks
+from tensor_dropout.surgery.report import ConversionReport, Replacement, Trial
 from tensor_dropout.surgery.weights import relative_error
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.measures import fit_extra_variance
 from tensor_dropout.progress import show_progress
+from tensor_dropout.robustness.attack_loop import seeded
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.norms import find_norm
@@ -31,7 +32,6 @@ from tensor_dropout.robustness.protocol import (
     plan_attacks,
     plan_noise,
 )
-from tensor_dropout.robustness.search import seeded
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer
 from tensor_dropout_lab.data.base import Data, Split, TensorSplit

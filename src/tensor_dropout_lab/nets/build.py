@@ -14,7 +14,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import Modes
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
-from tensor_dropout.networks import FIRST_BUILDER, register_network
+from tensor_dropout.network_builders import FIRST_BUILDER, register_network
 from tensor_dropout_lab.nets.families import find_family
 from tensor_dropout_lab.nets.feature_map import tap
 from tensor_dropout_lab.nets.head_names import HEADS, check_name, leave_out_unused

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.surgery.checks import check_model
-from tensor_dropout.surgery.trace import CONVOLUTIONS, Seen, Trace, choose_heads, is_pointwise, run, trace
+from tensor_dropout.surgery.find_head import CONVOLUTIONS, Seen, Trace, choose_heads, is_pointwise, run, trace
 from tensor_dropout_lab.nets.families import describe_error
 from tensor_dropout_lab.nets.tapped import Layout, Place, TappedBackbone
 

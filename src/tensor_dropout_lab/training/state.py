@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.networks import build_network, settings_of
+from tensor_dropout.network_builders import build_network, settings_of
 from tensor_dropout_lab.training.config import Config
 from tensor_dropout_lab.training.processes import Process
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.attack_loop import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.norms import find_norm
-from tensor_dropout.robustness.search import Search, check_count, check_radius, check_start, seeded
 from tensor_dropout.robustness.target import Target
 
 

@@ -25,7 +25,7 @@ from surgery_models import (
     refused,
     relative_change,
 )
-from tensor_dropout.surgery.trace import (
+from tensor_dropout.surgery.find_head import (
     at_rest,
     choose_heads,
     describe_module,
