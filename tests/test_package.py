@@ -12,7 +12,8 @@ import pytest
 
 import tensor_dropout as td
 
-OPTIONAL = ("matplotlib", "sklearn", "typer", "rich", "tensorly", "tltorch", "scipy", "onnx", "pandas")
+OPTIONAL = ("matplotlib", "nibabel", "onnx", "pandas", "PIL", "pydantic", "rich", "scipy", "sklearn", "submitit")
+OPTIONAL += ("tensorboard", "tensorly", "tltorch", "tomli_w", "typer")
 STATE = """
 import torch
 def state():

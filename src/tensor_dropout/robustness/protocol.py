@@ -232,9 +232,6 @@ class NoisePart:
         return {"corruption": self.corruption, "level": self.level, "draw": self.draw}
 
 
-Part = AttackPart | NoisePart
-
-
 def plan_attacks(
     protocol: Protocol,
     task: Task,

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import typer
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.progress import terminating_as_interrupting
+from tensor_dropout_lab.signals import interrupt_on_sigterm
 
 
 @contextmanager
@@ -18,7 +18,7 @@ def report_failure(command: str, advice: str) -> Iterator[None]:
         advice: what to do after an interruption.
     """
     try:
-        with terminating_as_interrupting():
+        with interrupt_on_sigterm():
             yield
     except KeyboardInterrupt:
         typer.echo(f"{command}: interrupted; {advice}", err=True)

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tensor_dropout.errors import TensorDropoutError
 
-Preset = Literal["quick", "paper"]
 ROOT = Path(__file__).parents[1] / "recipes"
 _RECIPE_KEYS = {"row", "printed", "presets", "both", "paper", "quick"}
 _CONFIG = ("data", "net", "optimizer", "schedule", "run")

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.progress import show_progress, terminating_as_interrupting
+from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.experiments.cells import Place, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import Cell
 from tensor_dropout_lab.extras import import_extra
 from tensor_dropout_lab.records import handing_on_the_command
+from tensor_dropout_lab.signals import interrupt_on_sigterm
 from tensor_dropout_lab.training.processes import choose_device
 
 Unit = list[Cell]
@@ -49,7 +50,7 @@ def run_units(units: list[Unit], place: Place, gpu: str | None = None) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
         place = replace(place, device="auto")
-    with terminating_as_interrupting():
+    with interrupt_on_sigterm():
         for unit in units:
             for cell in unit:
                 run_cell(cell, place)

@@ -1,4 +1,7 @@
-"""Characters as LaTeX: the special ones escaped, symbols as commands, so that a document stays plain ASCII."""
+"""Characters as LaTeX: the special ones escaped, symbols as commands, so that a document stays plain ASCII.
+
+Written here because no maintained package does it without running LaTeX, and pdflatex stops at most of these symbols.
+"""
 
 from __future__ import annotations
 

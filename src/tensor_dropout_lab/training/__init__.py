@@ -7,5 +7,10 @@ kept; ``evaluation`` and ``baselines`` judge the result.
 
 from tensor_dropout_lab.extras import import_extra
 
-for _package in ("filelock", "pydantic", "rich"):  # one sentence instead of a traceback where the extra is missing
+for _package in (
+    "filelock",
+    "pydantic",
+    "rich",
+    "tomli_w",
+):  # one sentence instead of a traceback where the extra is missing
     import_extra(_package, "training")
