@@ -39,8 +39,8 @@ from tensor_dropout_lab.training.show import Reporter
 from training_runs import ALONE, RunFolder, Trainer
 
 PRESETS = ("quick", "paper")
-FILES = [f"{path.parent.name}/{path.stem}" for path in sorted(ROOT.glob("*/*.toml"))]
-every_recipe = pytest.mark.parametrize(("name", "preset"), list(product(FILES, PRESETS)))
+ROWS = [f"{name}/{row}" for name in list_experiments() for row in describe_experiment(name)["rows"]]
+every_recipe = pytest.mark.parametrize(("name", "preset"), list(product(ROWS, PRESETS)))
 
 # The paper's tables, from tensor_dropout.tex: the rows in its order.
 
@@ -156,12 +156,16 @@ def find(name, preset):
 
 
 def read(name):
-    return tomllib.loads((ROOT / f"{name}.toml").read_text(encoding="utf-8"))
+    experiment, _, row = name.partition("/")
+    return tomllib.loads((ROOT / f"{experiment}.toml").read_text(encoding="utf-8"))["rows"][row]
 
 
 def header(name):
-    lines = (ROOT / f"{name}.toml").read_text(encoding="utf-8").splitlines()
-    return "\n".join(lines[: next(k for k, line in enumerate(lines) if not line.startswith("#"))])
+    """The comment above the row."""
+    experiment, _, row = name.partition("/")
+    text = (ROOT / f"{experiment}.toml").read_text(encoding="utf-8")
+    key = f'"{row}"' if "." in row else row
+    return re.search(rf"((?:^#.*\n)+)\[rows\.{re.escape(key)}\]\n", text, re.MULTILINE)[1]
 
 
 def only_of_the_other_preset(name, preset):
@@ -174,7 +178,7 @@ def only_of_the_other_preset(name, preset):
 
 def test_every_table_and_figure_has_its_recipes_in_the_papers_order():
     assert list_experiments() == list(WHERE)
-    assert {path.name for path in ROOT.iterdir() if path.is_dir()} == set(WHERE)
+    assert {path.name for path in ROOT.iterdir()} == {f"{name}.toml" for name in WHERE}
     for experiment in WHERE:
         rows = [recipe.row for recipe in load_recipes(experiment, "paper")]
         assert rows == list(TABLES.get(experiment, FIGURES.get(experiment)))
@@ -296,7 +300,7 @@ def test_the_full_size_is_the_papers():
 # Headers and what is shared.
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_header_names_table_number_ours_command_seeds_hardware_and_time(name):
     text, experiment = header(name), name.partition("/")[0]
     root = "" if experiment == "digits" else " --root FOLDER"
@@ -319,8 +323,8 @@ def test_a_header_names_table_number_ours_command_seeds_hardware_and_time(name):
 
 
 @pytest.mark.parametrize("experiment", WHERE)
-def test_what_all_recipes_share_is_in_the_defaults(experiment):
-    own = [name for name in FILES if name.startswith(f"{experiment}/")]
+def test_what_all_rows_share_is_said_once(experiment):
+    own = [name for name in ROWS if name.startswith(f"{experiment}/")]
     for layer in ("both", *PRESETS):
         of_layer = [name for name in own if layer == "both" or not only_of_the_other_preset(name, layer)]
         said = [flatten(read(name).get(layer, {})) for name in of_layer]
@@ -328,9 +332,9 @@ def test_what_all_recipes_share_is_in_the_defaults(experiment):
         assert shared == [], f"{experiment}: every recipe says {shared} in [{layer}]"
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_recipe_says_nothing_twice(name):
-    """Neither in both presets, nor again what the defaults say."""
+    """Neither in both presets, nor again what all rows share."""
     said = {layer: flatten(read(name).get(layer, {})) for layer in ("both", *PRESETS)}
     twice = [key for key, value in said["paper"].items() if said["quick"].get(key, ...) == value]
     assert twice == [], f"{name}: {twice} belong into [both]"
@@ -413,15 +417,13 @@ def test_seeds_begin_where_they_are_told_to():
 
 def test_a_variant_is_settings_that_change_together(tmp_path):
     defaults = """
-        [trial]
-        rows = ["a", "b"]
-        [trial.quick]
+        [quick]
         run.epochs = 3
         grid."data.options.fold" = [0, 1]
         grid.variant = ["slow", "fast"]
-        [trial.quick.variants.slow]
+        [quick.variants.slow]
         optimizer = { name = "sgd", lr = 0.1 }
-        [trial.quick.variants.fast]
+        [quick.variants.fast]
         optimizer = { name = "adam", lr = 1.0 }
         schedule.name = "cosine"
     """
@@ -465,22 +467,20 @@ def test_an_ensemble_is_one_cell_of_all_seeds_for_each_point():
 # What a recipe may not be.
 
 
-def write_recipes(root, defaults, **recipes):
-    """An experiment "trial" with these recipes."""
-    (root / "trial").mkdir(parents=True)
-    (root / "defaults.toml").write_text(defaults, encoding="utf-8")
-    for name, text in recipes.items():
-        (root / "trial" / f"{name}.toml").write_text(text, encoding="utf-8")
+def write_recipes(root, shared, **rows):
+    """An experiment "trial" with these rows."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name, text in rows.items():
+        shared += f"\n[rows.{name}]\n" + re.sub(r"^( *)\[(\w+)", rf"\1[rows.{name}.\2", text, flags=re.MULTILINE)
+    (root / "trial.toml").write_text(shared, encoding="utf-8")
     return root
 
 
 def test_later_layers_win_key_by_key(tmp_path):
     defaults = """
-        [trial]
-        rows = ["a"]
-        [trial.both]
+        [both]
         run = { epochs = 1, batch = 1, seed = 1, workers = 1 }
-        [trial.quick]
+        [quick]
         run = { epochs = 2, batch = 2, seed = 2 }
     """
     recipe = """
@@ -499,21 +499,19 @@ def test_later_layers_win_key_by_key(tmp_path):
 @pytest.mark.parametrize(
     ("recipes", "message"),
     [
-        ({"a": 'row = "A"\nprintd = 3'}, r"trial/a.toml has the key 'printd'; it may have .*printed"),
-        ({"a": "printed = { mae = 3 }"}, "trial/a.toml has no row"),
-        ({"a": "row = "}, "a.toml of trial is not TOML"),
-        ({"a": 'row = "A"', "b": 'row = "B"'}, "trial/b.toml and the rows in defaults.toml do not agree"),
-        ({}, "trial/a.toml and the rows in defaults.toml do not agree"),
+        ({"a": 'row = "A"\nprintd = 3'}, r"trial.toml, rows.a has the key 'printd'; it may have .*printed"),
+        ({"a": "printed = { mae = 3 }"}, r"trial.toml, rows.a has no row"),
+        ({"a": "row = "}, r"trial.toml is not TOML"),
     ],
 )
 def test_a_wrong_recipe_is_named(tmp_path, recipes, message):
-    root = write_recipes(tmp_path / "recipes", '[trial]\nrows = ["a"]', **recipes)
+    root = write_recipes(tmp_path / "recipes", "", **recipes)
     with pytest.raises(td.TensorDropoutError, match=message):
         load_recipes("trial", "quick", root)
 
 
 def test_an_evaluation_of_a_recipe_that_does_not_exist(tmp_path):
-    root = write_recipes(tmp_path / "recipes", '[trial]\nrows = ["a"]', a='row = "A"\n[both]\nof = "trial/b"')
+    root = write_recipes(tmp_path / "recipes", "", a='row = "A"\n[both]\nof = "trial/b"')
     with pytest.raises(td.TensorDropoutError, match="trial/a is of 'trial/b', which is none"):
         expand(load_recipes("trial", "quick", root)[0], "quick", root=root)
 
@@ -540,7 +538,7 @@ WHOLE = ("imagenet/theta-0.6", "mri/rtrl-tucker", "cifar100/rtrl-cp")
 """One for each backbone: with the other heads it is the same."""
 TRAINED = [
     name
-    for name in FILES
+    for name in ROWS
     if name.partition("/")[0] in (*TABLES, "cifar100-surface", "cifar100-attacks", "cifar100-tuning")
 ]
 
@@ -633,7 +631,7 @@ def expand_differing(name):
     return reversed(ways.values())
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("synthetic")])
+@pytest.mark.parametrize("name", [name for name in ROWS if name.startswith("synthetic")])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_one_step_of_the_synthetic_stages(name, preset, tmp_path):
     if only_of_the_other_preset(name, preset):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -87,9 +88,16 @@ CHOSEN += [("beyond-best", "rtrl-tucker", [{"variant": "all-modes"}])]
 def test_what_was_chosen_is_what_the_recipe_runs(tmp_path, experiment, head, points):
     root = tmp_path / "recipes"
     shutil.copytree(RECIPES, root)
-    path = root / experiment / f"{head}.toml"
-    once = write_points(path.read_text("utf-8"), [dict.fromkeys(point, "wrong") for point in points])
-    path.write_text(write_points(once, points), "utf-8")
+    path = root / f"{experiment}.toml"
+    text = path.read_text("utf-8")
+    once = write_points(text, head, [dict.fromkeys(point, "wrong") for point in points])
+    path.write_text(write_points(once, head, points), "utf-8")
+    comments = [re.findall("^#.*", each, re.MULTILINE) for each in (text, path.read_text("utf-8"))]
+    assert comments[0] == comments[1]
+    for recipe in load_recipes(experiment, "paper"):  # of other rows nothing changes
+        if recipe.name != head:
+            (other,) = (each for each in load_recipes(experiment, "paper", root) if each.name == recipe.name)
+            assert other == recipe
     before, after = (
         expand(next(each for each in load_recipes(experiment, "paper", base) if each.name == head), "paper", root=base)
         for base in (RECIPES, root)

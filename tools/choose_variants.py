@@ -47,35 +47,47 @@ def choose(search: str, results: Path, preset: str = "paper") -> dict[str, list[
     return chosen
 
 
-def write_points(text: str, points: list[dict[str, Any]]) -> str:
-    r"""A recipe with these points in its section ``[paper]``, instead of those it had.
+def write_points(text: str, row: str, points: list[dict[str, Any]]) -> str:
+    r"""The recipes of an experiment with these points in ``[rows.ROW.paper]``, instead of those it had.
 
     Example:
-        >>> print(write_points('row = "FC"\n\n[paper]\nseeds = 5\n', [{"net.theta": 0.9, "variant": "smooth"}]))
+        >>> print(write_points('[rows.fc]\nrow = "FC"\n\n[rows.fc.paper]\nseeds = 5\n', "fc", [{"net.theta": 0.9}]))
+        [rows.fc]
         row = "FC"
         <BLANKLINE>
-        [paper]
+        [rows.fc.paper]
         seeds = 5
         points = [
-            { net.theta = 0.9, variant = "smooth" },
+            { net.theta = 0.9 },
         ]
         <BLANKLINE>
     """
-    said = [", ".join(f"{key} = {json.dumps(value)}" for key, value in point.items()) for point in points]
-    block = "\n".join(["points = [", *(f"    {{ {each} }}," for each in said), "]", ""])
-    text = re.sub(r"^points = \[\n.*?^\]\n", "", text, flags=re.DOTALL | re.MULTILINE)
-    if "[paper]\n" not in text:
-        return f"{text.rstrip()}\n\n[paper]\n{block}"
-    before, after = text.split("[paper]\n")
-    own, gap, rest = after.partition("\n[")
-    return f"{before}[paper]\n{own.rstrip()}\n{block}{gap}{rest}"
+    lines = [", ".join(f"{key} = {json.dumps(value)}" for key, value in point.items()) for point in points]
+    block = "\n".join(["points = [", *(f"    {{ {line} }}," for line in lines), "]", ""])
+    before, own, after = split_row(text, row)
+    own = re.sub(r"^points = \[\n.*?^\]\n", "", own, flags=re.DOTALL | re.MULTILINE)
+    head = f"[rows.{row}.paper]\n"
+    if head not in own:
+        return f"{before}{own.rstrip()}\n\n{head}{block}{after}"
+    start, section = own.split(head)
+    section, gap, rest = section.partition("\n[")
+    return f"{before}{start}{head}{section.rstrip()}\n{block}{gap}{rest}{after}"
+
+
+def split_row(text: str, row: str) -> tuple[str, str, str]:
+    """The file before a row, the comment and the tables of the row, and the rows after it."""
+    tables = [*re.finditer(r"(?:^#.*\n)*^\[rows\.([\w-]+|\".+\")\]\n", text, re.MULTILINE)]
+    place = [table[1] for table in tables].index(row)
+    start = tables[place].start()
+    end = tables[place + 1].start() - 1 if place + 1 < len(tables) else len(text)
+    return text[:start], text[start:end], text[end:]
 
 
 def main(search: str, target: str, results: Path) -> None:
     """Choose, and rewrite the recipes."""
+    path = ROOT / f"{target}.toml"
     for head, points in choose(search, results).items():
-        path = ROOT / target / f"{head}.toml"
-        path.write_text(write_points(path.read_text(encoding="utf-8"), points), encoding="utf-8")
+        path.write_text(write_points(path.read_text(encoding="utf-8"), head, points), encoding="utf-8")
         print(head, *points)
 
 

@@ -1,10 +1,17 @@
-"""Recipes: one TOML file per row of a table or curve of a figure, and what they share in ``defaults.toml``."""
+"""Recipes: a TOML file for each experiment, that is a table or a figure; in it a TOML table for each row or curve.
+
+A file holds the place of the experiment in the ``order``, its title and reference. ``[both]`` (presets), ``[paper]``
+(the full size) and ``[quick]`` (the miniature on data that comes with the library) hold what all rows share. Then come
+the rows in the paper's order: ``[rows.NAME]`` with the paper's numbers, ``[rows.NAME.both]``, ``.paper`` and ``.quick``
+with what is the row's own. Later ones win: both, the preset, the row's both, the row's preset.
+"""
 
 from __future__ import annotations
 
 import copy
 import difflib
 import itertools
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +22,7 @@ from typing import Any
 from tensor_dropout.errors import TensorDropoutError
 
 ROOT = Path(__file__).parents[1] / "recipes"
-_RECIPE_KEYS = {"row", "printed", "presets", "both", "paper", "quick"}
+_ROW_KEYS = {"row", "printed", "presets", "both", "paper", "quick"}
 _CONFIG = ("data", "net", "optimizer", "schedule", "run")
 VARIANT = "variant"
 """The key of a point that names one of the experiment's variants: settings that change together."""
@@ -27,7 +34,7 @@ class Recipe:
 
     Attributes:
         experiment: the table or figure.
-        name: the recipe's own name, that of its file.
+        name: that of its table in the file.
         row: as the paper calls it.
         printed: the paper's numbers.
         settings: of the preset: the experiment's, then the recipe's own.
@@ -110,7 +117,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
-        raise TensorDropoutError(f"recipes: {path.name} of {path.parent.name} is not TOML: {error}") from None
+        raise TensorDropoutError(f"recipes: {path.name} is not TOML: {error}") from None
 
 
 def list_experiments(root: Path = ROOT) -> list[str]:
@@ -120,7 +127,8 @@ def list_experiments(root: Path = ROOT) -> list[str]:
         >>> list_experiments()[0], list_experiments()[-1]
         ('synthetic-cp', 'digits')
     """
-    return list(_read(root / "defaults.toml"))
+    paths = sorted(root.glob("*.toml"))
+    return [path.stem for path in sorted(paths, key=lambda path: _read(path).get("order", math.inf))]
 
 
 def describe_experiment(experiment: str, root: Path = ROOT) -> dict[str, Any]:
@@ -129,10 +137,10 @@ def describe_experiment(experiment: str, root: Path = ROOT) -> dict[str, Any]:
     Raises:
         TensorDropoutError: if there is none of that name, with the nearest.
     """
-    known = _read(root / "defaults.toml")
+    known = list_experiments(root)
     if experiment not in known:
         raise TensorDropoutError(f"reproduce: there is no experiment {experiment!r}; {suggest(experiment, known)}")
-    return known[experiment]
+    return _read(root / f"{experiment}.toml")
 
 
 def suggest(name: str, known: Mapping[str, Any] | list[str]) -> str:
@@ -145,7 +153,7 @@ def load_recipes(experiment: str, preset: str, root: Path = ROOT) -> list[Recipe
     """All recipes of an experiment for a preset.
 
     Raises:
-        TensorDropoutError: if a file is not what it should be.
+        TensorDropoutError: if the file is not what it should be.
 
     Example:
         >>> [recipe.row for recipe in load_recipes("cifar100", "paper")][:2]
@@ -153,25 +161,19 @@ def load_recipes(experiment: str, preset: str, root: Path = ROOT) -> list[Recipe
     """
     shared = describe_experiment(experiment, root)
     recipes = []
-    there, listed = {path.stem for path in (root / experiment).glob("*.toml")}, shared["rows"]
-    if there != set(listed):
-        odd = sorted(there ^ set(listed))[0]
-        raise TensorDropoutError(f"recipes: {experiment}/{odd}.toml and the rows in defaults.toml do not agree")
-    for name in listed:
-        path = root / experiment / f"{name}.toml"
-        said = _read(path)
-        unknown = set(said) - _RECIPE_KEYS
-        if unknown or "row" not in said:
+    for name, row in shared.get("rows", {}).items():
+        unknown = set(row) - _ROW_KEYS
+        if unknown or "row" not in row:
             what = f"has the key {sorted(unknown)[0]!r}" if unknown else "has no row"
             raise TensorDropoutError(
-                f"recipes: {experiment}/{path.name} {what}; it may have {', '.join(sorted(_RECIPE_KEYS))}"
+                f"recipes: {experiment}.toml, rows.{name} {what}; it may have {', '.join(sorted(_ROW_KEYS))}"
             )
-        if preset not in said.get("presets", ("quick", "paper")):
+        if preset not in row.get("presets", ("quick", "paper")):
             continue
         settings: dict[str, Any] = {}
-        for layer in (shared.get("both"), shared.get(preset), said.get("both"), said.get(preset)):
+        for layer in (shared.get("both"), shared.get(preset), row.get("both"), row.get(preset)):
             _merge(settings, layer or {})
-        recipes.append(Recipe(experiment, path.stem, said["row"], said.get("printed", {}), settings))
+        recipes.append(Recipe(experiment, name, row["row"], row.get("printed", {}), settings))
     return recipes
 
 
