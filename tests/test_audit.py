@@ -11,10 +11,8 @@ import tensor_dropout as td
 from robust_models import Detached, Noisy, Rounded, Scaled, load_digits, train_plain, train_robust
 from tensor_dropout.robustness import Target
 from tensor_dropout.robustness.audit import LOSS_SLACK, SLACK, UNBOUNDED_ACCURACY, VANISHED_SHARE, Evidence, audit
-from tensor_dropout.robustness.protocol import Budget
-from tensor_dropout_lab.evaluation.evaluate import Examples, Settings, evaluate
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.summary import make_audit
+from tensor_dropout.robustness.evaluation import Settings, evaluate
+from tensor_dropout_lab.evaluation.twin import fit_twin
 
 BUDGETS = ("0.05", "0.1", "0.2")
 
@@ -31,17 +29,16 @@ class Decoy(nn.Module):
         return self.net(x.detach()) + self.strength * (decoy - decoy.detach())
 
 
-def audit_model(model, tmp_path, images=100):
+def audit_model(model, images=100):
     x, y = load_digits("test")
     chosen = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:images]
-    examples = Examples(x[chosen], y[chosen], [str(row) for row in chosen.tolist()])
-    settings = Settings(
-        budgets=tuple(map(Budget.parse, BUDGETS)), noise=(), steps=10, queries=60, twin_epochs=5, main="0.1"
-    )
+    settings = Settings(budgets=BUDGETS, noise=(), steps=10, queries=60, main="0.1")
     target = Target(model, batch=512)
-    outcomes = Outcomes(tmp_path / "outcomes.npz", {})
-    planned = evaluate(target, examples, outcomes, settings, unlabelled=lambda: load_digits("train")[0])
-    return make_audit(outcomes, planned, "classification", BUDGETS, "0.1", "linf", False, target.is_randomized(x))
+
+    def imitate():
+        return fit_twin(target, load_digits("train")[0], epochs=5, seed=1)
+
+    return evaluate(target, x[chosen], y[chosen], settings, twin=imitate).audit()
 
 
 FAKES = {
@@ -54,32 +51,32 @@ FAKES = {
 
 
 @pytest.mark.parametrize("fake", FAKES)
-def test_planted_fakes_are_called_gradient_masking(fake, tmp_path):
+def test_planted_fakes_are_called_gradient_masking(fake):
     wrap, rule = FAKES[fake]
     images = 40 if "noise" in fake else 100  # nobody leaves early, and every gradient is an average
-    found = audit_model(wrap(train_plain()), tmp_path, images)
+    found = audit_model(wrap(train_plain()), images)
     assert found.masked
     assert found.verdict.startswith("GRADIENT MASKING")
     assert rule in [check.name for check in found.checks if check.passed is False]
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_honest_adversarially_trained_networks_pass(seed, tmp_path):
-    found = audit_model(train_robust(seed), tmp_path)
+def test_honest_adversarially_trained_networks_pass(seed):
+    found = audit_model(train_robust(seed))
     assert not found.masked, found
     assert all(check.passed for check in found.checks)
     assert found.verdict.startswith("No sign of gradient masking")
 
 
-def test_an_undefended_network_is_not_accused(tmp_path):
-    assert not audit_model(train_plain(), tmp_path).masked
+def test_an_undefended_network_is_not_accused():
+    assert not audit_model(train_plain()).masked
 
 
-def test_a_network_that_draws_masks_when_deployed_is_random_though_its_mean_was_asked_for(tmp_path):
+def test_a_network_that_draws_masks_when_deployed_is_random_though_its_mean_was_asked_for():
     torch.manual_seed(0)
     dropout = td.TensorDropout(0.5, at_test="sample")
     net = nn.Sequential(nn.Conv2d(1, 4, 3), td.CPRegression((4, 6, 6), 10, rank=8, dropout=dropout))
-    found = {check.name: check for check in audit_model(net, tmp_path, 20).checks}["randomness"]
+    found = {check.name: check for check in audit_model(net, 20).checks}["randomness"]
     assert found.passed is False
     assert "although its mean was asked for" in found.finding
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.detection import SIGNALS, detect, rank_area
+from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout.robustness.target import Target
 from tensor_dropout_lab import cli
-from tensor_dropout_lab.evaluation.describe import describe_outcome
 from tensor_dropout_lab.nets import build_net
 
 

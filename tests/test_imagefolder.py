@@ -15,7 +15,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.batches import Batches
 from tensor_dropout_lab.data.imagefolder import PictureReader, decode_picture, draw_box
-from tensor_dropout_lab.evaluation.evaluate import measure_scale, take_examples
+from tensor_dropout_lab.evaluation.examples import measure_scale, take_examples
 
 Image = pytest.importorskip("PIL.Image", reason="needs Pillow")
 

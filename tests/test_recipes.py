@@ -17,7 +17,7 @@ from torch import nn
 import tensor_dropout as td
 import tensor_dropout_lab
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
-from tensor_dropout_lab.evaluation.evaluate import Settings
+from tensor_dropout_lab.evaluation.runs import RunSettings
 from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment, synthetic
 from tensor_dropout_lab.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import (
@@ -395,7 +395,7 @@ def test_every_recipe_validates(name, preset, monkeypatch):
             assert f"{cell.of.experiment}/{cell.of.recipe}" == recipe.settings["of"]
         if cell.evaluation is not None:
             asked = find_settings(cell, monkeypatch)
-            assert isinstance(asked["settings"], Settings)
+            assert isinstance(asked["settings"], RunSettings)
             assert asked["images"] == cell.evaluation.get("images")
             assert asked["settings"].noise == (tuple(cell.evaluation["noise"]) or ("none",))
             trained_on = (cell.of or cell).config["data.name"]

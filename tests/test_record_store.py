@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import Budget
-from tensor_dropout_lab.evaluation.evaluate import Settings
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.runs import evaluate_run
+from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 from tensor_dropout_lab.record_store import LiveRun, RecordStore, open_run, read_outcomes
 from tensor_dropout_lab.records import write_json
 from training_runs import run
@@ -26,7 +25,7 @@ def live(tmp_path_factory):
     """A folder of results with a real run, trained for an epoch and attacked."""
     base = tmp_path_factory.mktemp("live")
     run(base / "trial" / "fc-seed0", run__epochs=1)
-    settings = Settings("adaptive", (Budget.parse("8/255"),), noise=("gaussian",), repeats=2, steps=1, queries=1)
+    settings = RunSettings("adaptive", (Budget.parse("8/255"),), noise=("gaussian",), repeats=2, steps=1, queries=1)
     evaluate_run(base / "trial" / "fc-seed0", settings, images=20, device="cpu")
     write_json(base / "trial" / "stage.json", {"losses": [0.1, 1e-300, -0.0, 2**53 + 1], "environment": {"torch": "2"}})
     (base / "trial" / "table.md").write_text("a\r\nb\u2028c\n", "utf-8", newline="")

@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.data.cifar import DATA_VARIABLE
@@ -38,7 +39,6 @@ from tensor_dropout_lab.evaluation.intervals import (
     proportion_interval,
     seed_interval,
 )
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.experiments import paper, recipes, sweep, synthetic
 from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from statistics import NormalDist
 
 import numpy as np
@@ -13,28 +14,24 @@ from torch import nn
 
 import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.describe import describe_outcome
+from tensor_dropout.robustness.evaluation import Settings, evaluate
 from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import (
     CURVE_STRENGTHS,
     Budget,
     plan_attacks,
     plan_noise,
 )
+from tensor_dropout.robustness.summary import summarize_evaluation, worst_outcome
 from tensor_dropout.robustness.target import Predicted, Target
 from tensor_dropout_lab.data import StreamSplit, load_data
 from tensor_dropout_lab.evaluation.compare import compare_outcomes
-from tensor_dropout_lab.evaluation.describe import describe_outcome
-from tensor_dropout_lab.evaluation.evaluate import (
-    Examples,
-    Settings,
-    build_target,
-    evaluate,
-    measure_scale,
-    take_examples,
-)
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.runs import evaluate_run
-from tensor_dropout_lab.evaluation.summary import summarize_evaluation, worst_outcome
+from tensor_dropout_lab.evaluation.examples import Examples, build_target, measure_scale, take_examples
+from tensor_dropout_lab.evaluation.intervals import metric_interval
+from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
+from tensor_dropout_lab.evaluation.twin import fit_twin
 from tensor_dropout_lab.record_store import read_outcomes
 from training_runs import run
 
@@ -475,7 +472,7 @@ def run_evaluation(folder, target, settings=QUICK):
     examples = draw_examples(outputs, target.task)
     outcomes = Outcomes(folder / "outcomes.npz", {})
     twin = Target(build_net("dropout", outputs), task=target.task)
-    evaluate(target, examples, outcomes, settings, twin=twin, validation=lambda: examples)
+    evaluate(target, *examples[:2], settings, outcomes=outcomes, twin=twin, validation=lambda: examples[:2])
     return read_outcomes(folder)
 
 
@@ -527,12 +524,14 @@ def test_a_twin_is_trained_when_none_is_given(tmp_path):
     more = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(2))
     net = nn.Sequential(nn.Conv2d(1, 3, 5), build_net("tensor")[2])
     examples = Examples(more[:6], torch.arange(6) % 4, list("abcdef"))
-    settings, found = Settings(**{**vars(QUICK), "twin_epochs": 1, "noise": ()}), []
+    settings, found = Settings(**{**vars(QUICK), "noise": ()}), []
     for folder, state in (("first", 11), ("second", 22)):
         torch.manual_seed(state)
         before = torch.get_rng_state()
         outcomes = Outcomes(tmp_path / folder / "outcomes.npz", {})
-        evaluate(Target(net), examples, outcomes, settings, unlabelled=lambda: more)
+        target = Target(net)
+        twin = partial(fit_twin, target, more, epochs=1)
+        evaluate(target, *examples[:2], settings, names=examples.names, outcomes=outcomes, twin=twin)
         assert torch.equal(torch.get_rng_state(), before)
         found.append(outcomes)
     assert "adaptive/transfer/0.1" in found[0]
@@ -580,7 +579,7 @@ def test_another_seed_in_the_same_file_is_another_evaluation(tmp_path):
 def test_few_classes_are_evaluated(tmp_path, classes):
     outcomes, examples = Outcomes(tmp_path / "outcomes.npz", {}), draw_examples(classes)
     twin = Target(build_net("dropout", classes))
-    evaluate(Target(build_net("tensor", classes)), examples, outcomes, QUICK, twin=twin)
+    evaluate(Target(build_net("tensor", classes)), *examples[:2], QUICK, outcomes=outcomes, twin=twin)
     assert {f"adaptive/{kind}/0.1" for kind in ENSEMBLE} <= set(outcomes.names())
 
 
@@ -590,7 +589,7 @@ def test_who_is_wrong_from_the_start_is_not_attacked_again(tmp_path):
     target = Target(net)
     wrong = (target.predict(examples.x).output.argmax(1) + 1) % 4
     outcomes = Outcomes(tmp_path / "outcomes.npz", {})
-    evaluate(target, Examples(examples.x, wrong, examples.names), outcomes, QUICK, twin=Target(build_net("dropout")))
+    evaluate(target, examples.x, wrong, QUICK, outcomes=outcomes, twin=Target(build_net("dropout")))
     for kind in ENSEMBLE[2:]:
         for key, values in outcomes[f"adaptive/{kind}/0.1"].items():
             assert np.array_equal(values, outcomes["adaptive/pgd-ce/0.1"][key])
@@ -607,9 +606,9 @@ def test_who_is_wrong_from_the_start_is_not_attacked_again(tmp_path):
     ],
 )
 def test_examples_that_do_not_fit_give_no_number(tmp_path, change, message):
-    examples = Examples(**{**vars(draw_examples()), **change})
+    examples = draw_examples()._replace(**change)
     with pytest.raises(TensorDropoutError, match=message):
-        evaluate(Target(build_net("tensor")), examples, Outcomes(tmp_path / "outcomes.npz", {}), QUICK)
+        evaluate(Target(build_net("tensor")), *examples[:2], QUICK, outcomes=Outcomes(tmp_path / "outcomes.npz", {}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -627,7 +626,7 @@ def test_a_network_that_returns_nan_for_one_example_gives_no_number(tmp_path):
     assert 0 < int(bad.sum()) < 8
     assert not bad[0]
     with pytest.raises(TensorDropoutError, match="NaN or infinity"):
-        evaluate(Target(Broken()), examples, Outcomes(tmp_path / "outcomes.npz", {}), QUICK)
+        evaluate(Target(Broken()), *examples[:2], QUICK, outcomes=Outcomes(tmp_path / "outcomes.npz", {}))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -641,7 +640,7 @@ def recorded(tmp_path_factory):
     run(root / "classes", run__epochs=3)
     options = {"shape": [1, 8, 8], "n": 150, "rank": 2}
     run(root / "numbers", data__name="synthetic", data__options=options, run__epochs=2, run__batch=20)
-    settings = Settings(
+    settings = RunSettings(
         budgets=(Budget.parse("8/255"), Budget.parse("0.1")),
         main="0.1",
         noise=("gaussian", "blur"),
@@ -899,6 +898,7 @@ def test_the_worst_of_classes_and_of_numbers():
 
 def summarize(outcomes, **options):
     settings = {"planned": outcomes.names(), "task": "regression", "budgets": ["0.1"], "main": "0.1"} | options
+    settings["interval"] = metric_interval
     return summarize_evaluation(outcomes, **settings)
 
 
@@ -941,3 +941,60 @@ def test_several_targets_per_example(tmp_path):
     assert summary["clean"]["mae"] == 1.0
     assert summary["worst_case"][0]["paper"]["mae"] == pytest.approx((1.5 + 3.0) / 2)
     assert [row["mae"] for row in summary["attacks"]] == pytest.approx([1.5, 1.75])
+
+
+# A network of one's own, without the laboratory.
+
+
+def test_inputs_in_another_unit_are_attacked_alike():
+    """Radii are shares of the range: pixels from 0 to 255 meet the same attacks as pixels from 0 to 1."""
+    net, examples = build_net("tensor"), draw_examples()
+    settings = Settings("paper", budgets=("16/255",), noise=("blur",))
+    unit = evaluate(Target(net), *examples[:2], settings)
+    wide = Target(net, bounds=(0, 255), prepare=lambda pixels: pixels / 255)
+    pixels = evaluate(wide, 255 * examples.x, examples.y, settings)
+    assert unit.parts == pixels.parts
+    for part in unit.parts:
+        same = unit.outcomes[part]["predicted"] == pixels.outcomes[part]["predicted"]
+        assert same.mean() >= 7 / 8  # a sign of a gradient near 0 may be another
+    assert pixels.outcomes.settings("paper/bim/16/255")["epsilon"] == 16 / 255
+
+
+def test_the_audit_of_any_network_in_a_few_lines():
+    examples = draw_examples()
+    settings = Settings("adaptive", budgets=("8/255", 0.1), noise=("all",), steps=2, queries=5, repeats=1)
+    report = evaluate(Target(build_net("tensor")), *examples[:2], settings, twin=Target(build_net("dropout")))
+    summary = report.summary()
+    assert {row["budget"] for row in summary["worst_case"]} == {"8/255", "0.1"}
+    assert "low" not in summary["clean"]
+    assert summary["audit"] == report.audit().as_record()
+    lines = str(report).splitlines()
+    assert lines[0] == "accuracy in %, 8 examples"
+    assert lines[-1] == report.audit().verdict
+    assert sum("noise gaussian" in line for line in lines) == len(CORRUPTIONS["gaussian"].levels)
+    assert evaluate(Target(build_net("tensor")), *examples[:2], Settings("paper", noise=())).audit() is None
+
+
+def test_an_attack_of_one_s_own_joins_the_ensemble(monkeypatch):
+    from tensor_dropout.robustness.protocol import ATTACKS, AttackEntry, ensemble, register_attack
+
+    calls = []
+
+    def nudge(epsilon, *, loss, seed):
+        def attack(target, x, y):
+            calls.append((epsilon, loss, seed))
+            return target.clip(x + epsilon)
+
+        return attack
+
+    monkeypatch.setattr("tensor_dropout.robustness.protocol.ATTACKS", dict(ATTACKS))
+    register_attack(AttackEntry("nudge", nudge, "black box", ("margin",), ("classification",)))
+    with pytest.raises(TensorDropoutError, match="the name 'nudge' is taken"):
+        register_attack(AttackEntry("nudge", nudge, "gradient"))
+    assert ensemble("classification", "0.1")[-1] == "adaptive/nudge/0.1"
+    assert "adaptive/nudge/0.1" not in ensemble("regression", "0.1")
+    target, x = Target(build_net("tensor")), draw_examples().x
+    y = target.predict(x).output.argmax(1)
+    report = evaluate(target, x, y, Settings("adaptive", ("1e-6",), noise=(), steps=1, queries=1, seed=3))
+    assert calls == [(1e-6, "margin", 3)]
+    assert "nudge" in [row["attack"] for row in report.summary()["attacks"]]

@@ -25,7 +25,7 @@ from robust_models import (
 )
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness import APGD, LOSSES, Iterated, RandomSearch, Square, Target, Transfer, bim, fgsm, pgd
-from tensor_dropout_lab.evaluation.describe import describe_outcome
+from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout_lab.nets import build_net
 
 CE = LOSSES["cross_entropy"]

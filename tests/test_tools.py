@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout_lab.experiments.cells import FORMAT
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, load_recipes

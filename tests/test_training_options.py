@@ -198,14 +198,13 @@ def test_an_attack_stays_in_its_radius_and_raises_the_loss():
 
 def test_training_on_attacks_withstands_them_better(tmp_path):
     from tensor_dropout.robustness.protocol import Budget
-    from tensor_dropout_lab.evaluation.evaluate import Settings
-    from tensor_dropout_lab.evaluation.runs import evaluate_run
+    from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 
     left = {}
     for radius in (None, 0.15):
         folder = tmp_path / str(radius)
         run(folder, net__head="fc", run__epochs=8, **({} if radius is None else {"run__adversarial": radius}))
-        settings = Settings(
+        settings = RunSettings(
             protocol="adaptive", budgets=(Budget("0.15", 0.15),), noise=("none",), steps=10, queries=20, twin_epochs=0
         )
         record, _, _ = evaluate_run(folder, settings, images=100)

@@ -15,7 +15,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout_lab.record_store import RecordStore, Run
 
 MOST = 2000  # examples of an evaluation

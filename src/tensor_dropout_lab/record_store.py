@@ -28,8 +28,8 @@ import numpy as np
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.evaluation.outcomes import FILE as OUTCOMES
-from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes
+from tensor_dropout.robustness.outcomes import FILE as OUTCOMES
+from tensor_dropout.robustness.outcomes import Arrays, Outcomes
 
 FORMAT = 1
 """Of a packed file."""

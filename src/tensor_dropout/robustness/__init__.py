@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from tensor_dropout.robustness.attack_loop import Attack as Attack
     from tensor_dropout.robustness.blackbox import RandomSearch as RandomSearch
     from tensor_dropout.robustness.blackbox import Square as Square
+    from tensor_dropout.robustness.evaluation import Evaluation as Evaluation
+    from tensor_dropout.robustness.evaluation import Settings as Settings
+    from tensor_dropout.robustness.evaluation import evaluate as evaluate
     from tensor_dropout.robustness.gradient_attacks import Iterated as Iterated
     from tensor_dropout.robustness.gradient_attacks import bim as bim
     from tensor_dropout.robustness.gradient_attacks import fgsm as fgsm
@@ -29,6 +32,7 @@ _MODULES = {
     "apgd": ("APGD",),
     "attack_loop": ("Attack",),
     "blackbox": ("RandomSearch", "Square"),
+    "evaluation": ("Evaluation", "Settings", "evaluate"),
     "gradient_attacks": ("Iterated", "bim", "fgsm", "paper_attack", "pgd"),
     "losses": ("LOSSES", "Loss"),
     "target": ("Nature", "Predicted", "Target"),

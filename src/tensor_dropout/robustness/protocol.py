@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import Task
-from tensor_dropout.robustness.noise import CORRUPTIONS
+from tensor_dropout.robustness.noise import CORRUPTIONS, suitable
 
 if TYPE_CHECKING:
     from tensor_dropout.robustness.attack_loop import Attack
@@ -244,6 +244,7 @@ def plan_attacks(
     queries: int = 1000,
     randomized: bool = False,
     unbounded: float = 1.0,
+    unit: float = 1.0,
     seed: int = 0,
 ) -> list[AttackPart]:
     """The attacks of a protocol, the cheap ones first.
@@ -265,11 +266,12 @@ def plan_attacks(
         queries: of Square; a tenth of them of the random search.
         randomized: whether the network is random: then attacks with one draw per gradient are added.
         unbounded: a radius from which every input can be reached.
+        unit: of the radii: the range of the inputs.
         seed: of random starts.
     """
     parts: list[AttackPart] = []
     if protocol in ("paper", "both"):
-        parts += _plan_paper(_usual_loss(task), budgets if norm == "linf" else (), seed)
+        parts += _plan_paper(_usual_loss(task), budgets if norm == "linf" else (), unit, seed)
     if protocol not in ("adaptive", "both"):
         return parts
     suitable = [entry for entry in ATTACKS.values() if task in entry.tasks and norm in entry.norms]
@@ -286,7 +288,7 @@ def plan_attacks(
 
     def plan(entries: Sequence[AttackEntry], budget: Budget) -> Iterator[AttackPart]:
         for entry in entries:
-            attack = entry.make(budget.epsilon, **settings)
+            attack = entry.make(unit * budget.epsilon, **settings)
             yield AttackPart(f"adaptive/{entry.name}/{budget.label}", attack, budget.epsilon, entry.averaged)
 
     for budget in (*budgets, Budget(UNBOUNDED, unbounded)):
@@ -307,22 +309,51 @@ def _usual_loss(task: Task) -> str:
     return "cross_entropy" if task == "classification" else "absolute"
 
 
-def _plan_paper(loss: str, budgets: Sequence[Budget], seed: int) -> list[AttackPart]:
+def _plan_paper(loss: str, budgets: Sequence[Budget], unit: float, seed: int) -> list[AttackPart]:
     from tensor_dropout.robustness.gradient_attacks import paper_attack
 
     parts = []
     for budget in sorted({*map(_paper_budget, PAPER_STRENGTHS), *budgets}, key=lambda budget: budget.epsilon):
         for name in PAPER:
-            attack = replace(paper_attack(name, 255 * budget.epsilon, 1 / 255, seed=seed), loss=loss)
+            attack = replace(paper_attack(name, 255 * budget.epsilon, unit / 255, seed=seed), loss=loss)
             parts.append(AttackPart(f"paper/{name}/{budget.label}", attack, attack.epsilon, averaged=False))
     for strength in CURVE_STRENGTHS:
-        attack = replace(paper_attack("fgsm", strength, 1e-3), loss=loss)
+        attack = replace(paper_attack("fgsm", strength, unit * 1e-3), loss=loss)
         parts.append(AttackPart(f"paper/fgsm/{strength}e-3", attack, attack.epsilon, averaged=False))
     return parts
 
 
 def _paper_budget(strength: int) -> Budget:
     return Budget.parse(f"{strength}/255")
+
+
+def choose_noise(noise: Sequence[str], spatial_rank: int, bounded: bool) -> tuple[str, ...]:
+    """The families of noise that were asked for: names, or "all" that suit the inputs, or "none".
+
+    Args:
+        noise: as asked for.
+        spatial_rank: the number of spatial axes of the inputs.
+        bounded: whether they have bounds.
+
+    Raises:
+        TensorDropoutError: if a name is unknown, or a family needs bounds that the inputs do not have.
+
+    Example:
+        >>> choose_noise(["none"], 2, True), choose_noise(["all"], 2, False)
+        ((), ('gaussian', 'blur', 'pixelate', 'contrast'))
+    """
+    if list(noise) == ["none"]:
+        return ()
+    if list(noise) == ["all"]:
+        return tuple(suitable(spatial_rank, bounded))
+    for name in noise:
+        if name not in CORRUPTIONS:
+            raise TensorDropoutError(
+                f"evaluate: there is no noise {name!r}; known are {', '.join(CORRUPTIONS)}, all and none"
+            )
+        if CORRUPTIONS[name].needs_bounds and not bounded:
+            raise TensorDropoutError(f"evaluate: the noise {name!r} needs inputs with bounds, and these have none")
+    return tuple(noise)
 
 
 def plan_noise(corruptions: Sequence[str], repeats: int) -> list[NoisePart]:

@@ -95,12 +95,11 @@ def evaluate(
         from rich.console import Console
 
         from tensor_dropout.robustness.protocol import Budget
-        from tensor_dropout_lab.evaluation.evaluate import Settings
-        from tensor_dropout_lab.evaluation.runs import evaluate_run
+        from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
         from tensor_dropout_lab.evaluation.show import draw_evaluation, print_evaluation
 
         radii = {"budgets": tuple(map(Budget.parse, epsilon))} if epsilon else {}
-        settings = Settings(
+        settings = RunSettings(
             protocol=protocol,  # type: ignore[arg-type]
             main=main,
             norm=norm,

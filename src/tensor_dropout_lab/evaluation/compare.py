@@ -10,10 +10,10 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.detection import detect
 from tensor_dropout.metrics.measures import score_images
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import PAPER, ensemble
-from tensor_dropout_lab.evaluation.intervals import bootstrap_interval, compare
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
-from tensor_dropout_lab.evaluation.summary import describe_uncertainty, worst_outcome
+from tensor_dropout.robustness.summary import describe_uncertainty, worst_outcome
+from tensor_dropout_lab.evaluation.intervals import bootstrap_interval, compare, metric_interval
 
 
 def compare_outcomes(first: Outcomes, second: Outcomes) -> list[dict[str, Any]]:
@@ -91,6 +91,6 @@ def tabulate_uncertainty(evaluations: Sequence[Outcomes]) -> list[list[dict[str,
 
     Only conditions that all of them have.
     """
-    tables = [describe_uncertainty(outcomes) for outcomes in evaluations]
+    tables = [describe_uncertainty(outcomes, metric_interval) for outcomes in evaluations]
     shared = [key for key in tables[0] if all(key in table for table in tables)]
     return [[table[key] for key in shared] for table in tables]

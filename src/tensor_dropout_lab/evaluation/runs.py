@@ -5,30 +5,25 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
-from tensor_dropout.robustness.noise import CORRUPTIONS, suitable
+from tensor_dropout.robustness.evaluation import Pair, Settings, Variant, evaluate
+from tensor_dropout.robustness.outcomes import FILE, Outcomes
+from tensor_dropout.robustness.protocol import choose_noise
 from tensor_dropout.robustness.target import Target
-from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, Data, load_data
-from tensor_dropout_lab.evaluation.evaluate import (
-    Examples,
-    Scale,
-    Settings,
-    build_target,
-    evaluate,
-    measure_scale,
-    take_examples,
-)
-from tensor_dropout_lab.evaluation.outcomes import FILE, Outcomes
-from tensor_dropout_lab.evaluation.summary import summarize_evaluation
+from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, Data, Split, load_data
+from tensor_dropout_lab.evaluation.examples import Examples, Scale, build_target, measure_scale, take_examples
+from tensor_dropout_lab.evaluation.intervals import metric_interval
+from tensor_dropout_lab.evaluation.shrinking import shrink
+from tensor_dropout_lab.evaluation.twin import fit_twin
 from tensor_dropout_lab.records import describe_environment, write_json
 from tensor_dropout_lab.training.processes import choose_device
 from tensor_dropout_lab.training.runs import data_options, read_finished_run, require_same_examples
@@ -41,9 +36,22 @@ UNLABELLED_BYTES = 2**31
 """and at most so many bytes of them."""
 
 
+@dataclass(frozen=True)
+class RunSettings(Settings):
+    """What is measured of a run.
+
+    Attributes:
+        twin_epochs: of the substitute that is trained when no twin is given; 0: no transfer.
+        head_sizes: about how many smaller sizes the head is cut to, none trained again; 0: none.
+    """
+
+    twin_epochs: int = 20
+    head_sizes: int = 0
+
+
 def evaluate_run(
     run: Path,
-    settings: Settings,
+    settings: RunSettings,
     *,
     out: Path | None = None,
     images: int | None = 1000,
@@ -81,7 +89,7 @@ def evaluate_run(
     where = choose_device(device)
     record, _ = read_finished_run(run)
     data = _load_data(run, record, root, split)
-    settings = replace(settings, noise=_choose_noise(settings.noise, data))
+    settings = replace(settings, noise=choose_noise(settings.noise, len(data.input_shape) - 1, data.bounds is not None))
     batch = batch or max(1, min(256, NUMBERS_AT_ONCE // math.prod(data.input_shape)))
     members = [run, *ensemble]
     scale = measure_scale(data)
@@ -108,31 +116,29 @@ def evaluate_run(
     outcomes = Outcomes(folder / FILE, identity)
     if outcomes.names():
         print(f"Going on: {len(outcomes.names())} parts in {folder} are done.", file=sys.stderr)
-    source = None
-    if twin is not None:
-        source = build_target(_load_network(twin, data, where), data, scale, batch=batch)
+    other = None if twin is None else build_target(_load_network(twin, data, where), data, scale, batch=batch)
 
-    def unlabelled() -> Tensor:
+    def train_twin() -> Target:
         count = min(UNLABELLED, max(UNLABELLED_BYTES // (4 * math.prod(data.input_shape)), 16))
-        return take_examples(data.train, scale, count=count, seed=settings.seed, device=where).x
+        unlabelled = take_examples(data.train, scale, count=count, seed=settings.seed, device=where).x
+        return fit_twin(target, unlabelled, epochs=settings.twin_epochs, seed=settings.seed + 1)
 
-    def validate() -> Examples:
-        assert data.validation is not None
-        return take_examples(data.validation, scale, count=images, seed=settings.seed, device=where)
+    def take(part: Split | None) -> Callable[[], Pair] | None:
+        if part is None:
+            return None
+        return lambda: take_examples(part, scale, count=images, seed=settings.seed, device=where)[:2]
 
-    def take_unknown() -> Examples:
-        assert data.unknown is not None
-        return take_examples(data.unknown, scale, count=images, seed=settings.seed, device=where)
-
-    planned = evaluate(
+    evaluation = evaluate(
         target,
-        examples,
-        outcomes,
+        examples.x,
+        examples.y,
         settings,
-        twin=source,
-        unlabelled=unlabelled,
-        validation=None if data.validation is None or split == "validation" else validate,
-        unknown=None if data.unknown is None else take_unknown,
+        names=examples.names,
+        outcomes=outcomes,
+        twin=other or (train_twin if settings.twin_epochs else None),
+        validation=None if split == "validation" else take(data.validation),
+        unknown=take(data.unknown),
+        variants=_cut_head(networks, settings.head_sizes),
     )
     written = {
         "title": _describe(record["settings"], data, mode, len(members)),
@@ -143,16 +149,8 @@ def evaluate_run(
         "data": record["data"],
         "training": record["settings"],
         "environment": describe_environment(),
-        "summary": summarize_evaluation(
-            outcomes,
-            planned,
-            data.task,
-            [budget.label for budget in settings.ordered()],
-            settings.main_label(),
-            norm=settings.norm,
-            declared_random=mode != "mean",
-            randomized=target.is_randomized(examples.x),
-            targets=data.target_names if data.task == "regression" else (),
+        "summary": evaluation.summary(
+            targets=data.target_names if data.task == "regression" else (), interval=metric_interval
         ),
     }
     write_json(folder / "evaluation.json", written)
@@ -173,9 +171,20 @@ def _check_request(run: Path, target: Target, examples: Examples, settings: Sett
             f"evaluate: epsilon is a share of the inputs' range, at most 1, got {largest.label}; did you mean "
             f"{largest.epsilon:g}/255?"
         )
-    for name in settings.noise:
-        if CORRUPTIONS[name].needs_bounds and not scale.bounded:
-            raise TensorDropoutError(f"evaluate: the noise {name!r} needs inputs with bounds, and this data has none")
+
+
+def _cut_head(networks: list[nn.Module], sizes: int) -> dict[str, Variant]:
+    """The network with about so many smaller heads."""
+    if not sizes:
+        return {}
+    if len(networks) > 1:
+        raise TensorDropoutError("evaluate: the head of one network can be cut down, not those of an ensemble")
+    return {
+        f"head/{cut.kind}/{cut.size}": Variant(
+            {"kind": cut.kind, "size": cut.size, "parameters": cut.parameters}, cut.network
+        )
+        for cut in shrink(networks[0], sizes)
+    }
 
 
 def _load_data(run: Path, record: dict[str, Any], root: Path | None, split: str) -> Data:
@@ -210,19 +219,6 @@ def _load_network(run: Path, data: Data, device: torch.device) -> nn.Module:
 
 def _fingerprint(run: Path) -> str:
     return hashlib.sha256((run / "model.safetensors").read_bytes()).hexdigest()[:16]
-
-
-def _choose_noise(noise: tuple[str, ...], data: Data) -> tuple[str, ...]:
-    if noise == ("none",):
-        return ()
-    if noise == ("all",):
-        return tuple(suitable(len(data.input_shape) - 1, data.bounds is not None))
-    for name in noise:
-        if name not in CORRUPTIONS:
-            raise TensorDropoutError(
-                f"evaluate: there is no noise {name!r}; known are {', '.join(CORRUPTIONS)}, all and none"
-            )
-    return noise
 
 
 def _describe(settings: dict[str, Any], data: Data, mode: str, members: int) -> str:

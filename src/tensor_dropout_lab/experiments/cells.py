@@ -181,8 +181,7 @@ def complete(cell: Cell, place: Place) -> dict[str, Any]:
 
 def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
     """Evaluate a run that is done, or go on evaluating it; with its table's figures."""
-    from tensor_dropout_lab.evaluation.evaluate import Settings
-    from tensor_dropout_lab.evaluation.runs import evaluate_run
+    from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 
     assert cell.evaluation is not None
     options = dict(cell.evaluation)
@@ -192,7 +191,7 @@ def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
     root = place.roots.get(name)
     evaluate_run(
         run,
-        Settings(**options),
+        RunSettings(**options),
         out=out,
         **{"images": None, **prediction},
         ensemble=[place.base / other.experiment / other.slug for other in cell.others],

@@ -11,8 +11,8 @@ import numpy as np
 
 from tensor_dropout.metrics.measures import fit_extra_variance, widen
 from tensor_dropout.metrics.registry import summarize
+from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout_lab.evaluation.intervals import bootstrap_interval
-from tensor_dropout_lab.evaluation.outcomes import Outcomes
 from tensor_dropout_lab.experiments.cells import RunRecord
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table

@@ -1,16 +1,19 @@
-"""Run the parts of a protocol against a target, keep every outcome, and go on where a run was cut off."""
+"""Evaluate any network: both attack protocols, noise and the audit, every outcome kept, resumable.
+
+report = evaluate(Target(network, bounds=(0, 1), prepare=normalize), x, y)
+print(report)
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,31 +21,34 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.measures import fit_extra_variance
+from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout.progress import show_progress
-from tensor_dropout.robustness.attack_loop import seeded
+from tensor_dropout.robustness.audit import Audit
+from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.norms import find_norm
+from tensor_dropout.robustness.outcomes import Arrays, Outcomes, slim
 from tensor_dropout.robustness.protocol import (
     AttackPart,
     Budget,
     NoisePart,
     Protocol,
+    choose_noise,
     first_loss,
     plan_attacks,
     plan_noise,
 )
+from tensor_dropout.robustness.attack_loop import seeded
+from tensor_dropout.robustness.summary import Interval, make_audit, summarize_evaluation
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer
-from tensor_dropout_lab.data.base import Data, Split, TensorSplit
-from tensor_dropout_lab.data.batches import naming_the_file
-from tensor_dropout_lab.evaluation.describe import describe_outcome
-from tensor_dropout_lab.evaluation.outcomes import Arrays, Outcomes, slim
-from tensor_dropout_lab.evaluation.shrinking import Shrunk, shrink
-from tensor_dropout_lab.evaluation.twin import fit_twin
 
 EOT_SAMPLES = 16
 """Draws behind a gradient of the adaptive protocol, against a random network."""
+
+Pair = tuple[Tensor, Tensor]
+"""Inputs and targets."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +57,27 @@ class Settings:
 
     Attributes:
         protocol: "paper", "adaptive", "both" or "none".
-        budgets: the radii of the adaptive protocol, in shares of the inputs' range.
+        budgets: the radii of both protocols, such as "8/255" or 0.1: shares of the inputs' range, or in their own unit
+            if they have no bounds.
         main: the label of the radius that the audit looks at closely; None: the middle one.
         norm: of the adaptive protocol: "linf" or "l2".
-        noise: families of noise.
+        noise: families of noise; ("all",): those that suit the inputs.
         repeats: draws of each noise.
         steps: of PGD and APGD.
         queries: of Square.
-        twin_epochs: of the substitute that is trained when no twin is given; 0: no transfer.
-        head_sizes: about how many smaller sizes the head is cut to, none trained again; 0: none.
         seed: of everything random.
+
+    Raises:
+        TensorDropoutError: if a setting is not one of these.
+
+    Example:
+        >>> settings = Settings(budgets=("8/255", 0.1), noise=("all",))
+        >>> [budget.label for budget in settings.ordered()], settings.main_label()
+        (['8/255', '0.1'], '0.1')
     """
 
     protocol: Protocol = "both"
-    budgets: tuple[Budget, ...] = (
+    budgets: tuple[Budget | str | float, ...] = (
         Budget("2/255", 2 / 255),
         Budget("8/255", 8 / 255),
         Budget("16/255", 16 / 255),
@@ -75,8 +88,6 @@ class Settings:
     repeats: int = 5
     steps: int = 50
     queries: int = 1000
-    twin_epochs: int = 20
-    head_sizes: int = 0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -86,15 +97,17 @@ class Settings:
                 f"evaluate: protocol is 'paper', 'adaptive', 'both' or 'none', got {self.protocol!r}"
             )
         find_norm(self.norm)
-        labels = [budget.label for budget in self.ordered()]
-        if not labels or len({budget.epsilon for budget in self.budgets}) != len(labels):
+        ordered = self.ordered()
+        labels = [budget.label for budget in ordered]
+        if not labels or len({budget.epsilon for budget in ordered}) != len(labels):
             raise TensorDropoutError(f"evaluate: different radii are expected, got {', '.join(labels) or 'none'}")
         if self.main is not None and self.main not in labels:
             raise TensorDropoutError(f"evaluate: the main radius is one of {', '.join(labels)}, got {self.main!r}")
 
     def ordered(self) -> tuple[Budget, ...]:
         """The radii from small to large."""
-        return tuple(sorted(self.budgets, key=lambda budget: budget.epsilon))
+        budgets = (each if isinstance(each, Budget) else Budget.parse(str(each)) for each in self.budgets)
+        return tuple(sorted(budgets, key=lambda budget: budget.epsilon))
 
     def main_label(self) -> str:
         """The label of the main radius."""
@@ -102,47 +115,133 @@ class Settings:
         return self.main or ordered[len(ordered) // 2].label
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Inputs in [0, 1], or in units of their spread where they have no bounds, with targets and names."""
+class Variant(NamedTuple):
+    """Another form of the network, measured on the same inputs, such as one with a smaller head.
 
-    x: Tensor
-    y: Tensor
-    names: list[str]
+    Attributes:
+        settings: what it is, for records.
+        network: what is measured, in ``eval`` mode.
+    """
+
+    settings: Mapping[str, Any]
+    network: nn.Module
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What an evaluation found; print it, or take its :meth:`summary`.
+
+    Attributes:
+        outcomes: what happened to every example, part by part.
+        parts: those that were asked for; ``outcomes`` may hold others.
+        settings: what was measured.
+        task: "classification" or "regression".
+        declared_random: whether the target's mode says that the network is random.
+        randomized: whether it is.
+    """
+
+    outcomes: Outcomes
+    parts: list[str]
+    settings: Settings
+    task: str
+    declared_random: bool
+    randomized: bool
+
+    def summary(self, *, targets: Sequence[str] = (), interval: Interval | None = None) -> dict[str, Any]:
+        """Every number as JSON takes it: see :func:`~tensor_dropout.robustness.summary.summarize_evaluation`.
+
+        Args:
+            targets: the names of a regression's targets.
+            interval: from outcomes to the ends of an interval for the main metric; None: without intervals.
+        """
+        return summarize_evaluation(*self._stored(), targets=targets, interval=interval, **self._about())
+
+    def audit(self) -> Audit | None:
+        """Whether the robustness is real; None without the adaptive protocol."""
+        return make_audit(*self._stored(), **self._about()) if "gradients" in self.parts else None
+
+    def _stored(self) -> tuple[Outcomes, list[str], str, list[str], str]:
+        labels = [budget.label for budget in self.settings.ordered()]
+        return self.outcomes, self.parts, self.task, labels, self.settings.main_label()
+
+    def _about(self) -> dict[str, Any]:
+        return {
+            "norm": self.settings.norm,
+            "declared_random": self.declared_random,
+            "randomized": self.randomized,
+        }
+
+    def __str__(self) -> str:
+        found, audit = self.summary(), self.audit()
+        metric = main_metric(self.task)
+        rows = [("clean", found["clean"][metric.name])]
+        for row in found["worst_case"]:
+            rows += [
+                (f"worst of the {name} attacks at {row['budget']}", row[name][metric.name])
+                for name in ("paper", "adaptive")
+                if name in row
+            ]
+        rows += [
+            (f"noise {row['corruption']} {row['level']:g} {row['unit']}", row[metric.name]) for row in found["noise"]
+        ]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"{metric.describe()}, {found['examples']} examples"]
+        lines += [f"  {name:<{width}}  {value:8.{metric.decimals}f}" for name, value in rows]
+        return "\n".join([*lines, audit.verdict] if audit is not None else lines)
 
 
 def evaluate(
     target: Target,
-    examples: Examples,
-    outcomes: Outcomes,
-    settings: Settings,
+    x: Tensor,
+    y: Tensor,
+    settings: Settings | None = None,
     *,
-    twin: Target | None = None,
-    unlabelled: Callable[[], Tensor] | None = None,
-    validation: Callable[[], Examples] | None = None,
-    unknown: Callable[[], Examples] | None = None,
-) -> list[str]:
-    """Run what is missing of a protocol; every part that is done is kept at once.
+    names: Sequence[str] | None = None,
+    outcomes: Outcomes | None = None,
+    twin: Target | Callable[[], Target] | None = None,
+    validation: Callable[[], Pair] | None = None,
+    unknown: Callable[[], Pair] | None = None,
+    variants: Mapping[str, Variant] | None = None,
+) -> Evaluation:
+    """Attack a network by the paper's and by an adaptive protocol, add noise, and audit what its robustness is worth.
 
     Args:
-        target: what is evaluated, on inputs in the unit of ``examples``.
-        examples: what it is evaluated on.
-        outcomes: where results go; parts that are there are not run again.
-        settings: what is measured.
-        twin: a network to transfer attacks from.
-        unlabelled: inputs to train a substitute on, asked for when there is no twin.
-        validation: examples to fit a regression's residual variance on.
-        unknown: examples of classes that the network was not trained for, to be told from the others.
+        target: what is evaluated.
+        x: inputs (B, C, *size) within the target's bounds.
+        y: classes (B,), or numbers (B,) or (B, T).
+        settings: what is measured; None: the defaults.
+        names: of the examples, for comparing with other evaluations; None: their numbers.
+        outcomes: where results go; parts that are there with the same settings are not run again. None: in memory.
+        twin: another network for the same inputs to transfer attacks from, or a function that makes one when it is
+            needed; None: no transfer.
+        validation: gives examples to fit a regression's residual variance on.
+        unknown: gives examples of classes that the network was not trained for, to be told from the others.
+        variants: other forms of the network, by the names of their parts.
 
     Returns:
-        The names of the parts that were asked for: the file may hold others.
+        The outcomes, and what follows from them.
 
     Raises:
         TensorDropoutError: if inputs, targets and network do not fit, or the network returns NaN.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        >>> target, x = Target(net), torch.rand(20, 1, 4, 4)
+        >>> few = Settings("paper", budgets=("8/255",), noise=("blur",))
+        >>> report = evaluate(target, x, target.predict(x).output.argmax(1), few)
+        >>> print(report)
+        accuracy in %, 20 examples
+          clean                                   100.0
+          worst of the paper attacks at 8/255 ...
+          noise blur 0.5 pixels ...
     """
-    with _seeded(settings.seed, examples.x):
-        evaluation = _Evaluation(target, examples, outcomes, settings, twin, unlabelled)
-    return evaluation.run(validation, unknown)
+    settings = settings or Settings()
+    outcomes = Outcomes() if outcomes is None else outcomes
+    with _seeded(settings.seed, x):
+        running = _Running(target, x, y, names or [str(k) for k in range(len(x))], outcomes, settings, twin)
+        parts = running.run(validation, unknown, variants or {})
+    return Evaluation(outcomes, parts, settings, target.task, target.mode != "mean", running.randomized)
 
 
 @contextmanager
@@ -153,27 +252,31 @@ def _seeded(seed: int, x: Tensor) -> Iterator[None]:
         yield
 
 
-class _Evaluation:
+class _Running:
     def __init__(
         self,
         target: Target,
-        examples: Examples,
+        x: Tensor,
+        y: Tensor,
+        names: Sequence[str],
         outcomes: Outcomes,
         settings: Settings,
-        twin: Target | None,
-        unlabelled: Callable[[], Tensor] | None,
+        twin: Target | Callable[[], Target] | None,
     ) -> None:
-        self.target, self.outcomes, self.settings = target, outcomes, settings
-        self.x, self.y = examples.x, examples.y
-        target.check(self.x, self.y)
-        self.twin, self.unlabelled = twin, unlabelled
-        self.randomized = target.is_randomized(self.x)
+        self.target, self.outcomes, self.settings, self.twin = target, outcomes, settings, twin
+        self.x, self.y = x, y
+        target.check(x, y)
+        self.bounded = math.isfinite(target.bounds[1] - target.bounds[0])
+        self.randomized = target.is_randomized(x)
         self.single, self.averaged = (_with_draws(target, n) for n in (1, EOT_SAMPLES if self.randomized else 1))
         if "target" not in outcomes.examples:
-            outcomes.set_examples(self.y, examples.names)
+            outcomes.set_examples(y, list(names))
 
     def run(
-        self, validation: Callable[[], Examples] | None, unknown: Callable[[], Examples] | None = None
+        self,
+        validation: Callable[[], Pair] | None,
+        unknown: Callable[[], Pair] | None,
+        variants: Mapping[str, Variant],
     ) -> list[str]:
         settings = self.settings
         attacks = plan_attacks(
@@ -187,23 +290,23 @@ class _Evaluation:
             queries=settings.queries,
             randomized=self.randomized,
             unbounded=self._reach(),
+            unit=self.target.bounds[1] - self.target.bounds[0] if self.bounded else 1.0,
             seed=settings.seed,
         )
-        if self.twin is None and (self.unlabelled is None or settings.twin_epochs == 0):
+        if self.twin is None:
             attacks = [part for part in attacks if not part.transferred]
-        noises = plan_noise(settings.noise, settings.repeats)
+        noises = plan_noise(choose_noise(settings.noise, self.x.ndim - 2, self.bounded), settings.repeats)
         wide = settings.protocol in ("adaptive", "both")
-        shrunk = self._shrink()
-        with show_progress("clean images", len(attacks) + len(noises) + len(shrunk) + 4) as advance:
+        with show_progress("clean images", len(attacks) + len(noises) + len(variants) + 4) as advance:
             self._keep("clean", {}, lambda: self._describe(self.x, settings.seed))
             advance(1)
             if self.target.task == "regression" and validation is not None:
                 outputs = self.target.count_outputs(self.x)
                 each = {"targets": outputs} if outputs > 1 else {}  # older files have one variance for all
-                self._keep("validation", each, lambda: self._fit_residual(validation()))
+                self._keep("validation", each, lambda: self._fit_residual(*validation()))
             advance(1)
             if unknown is not None:
-                self._keep("unknown", {}, lambda: self._describe_unknown(unknown()))
+                self._keep("unknown", {}, lambda: self._describe_unknown(*unknown()))
             advance(1)
             if wide:
                 self._keep("gradients", {"loss": first_loss(self.target.task)}, self._measure_gradients)
@@ -216,31 +319,21 @@ class _Evaluation:
                 advance.describe(noise.name)
                 self._keep(noise.name, noise.settings(), partial(self._add_noise, noise))
                 advance(1)
-            for name, smaller in shrunk.items():
+            for name, variant in variants.items():
                 advance.describe(name)
-                settings_of = {"kind": smaller.kind, "size": smaller.size, "parameters": smaller.parameters}
-                self._keep(name, settings_of, partial(self._describe_shrunk, smaller))
+                self._keep(name, variant.settings, partial(self._describe_variant, variant.network))
                 advance(1)
         asked = {"clean": True, "validation": validation is not None, "unknown": unknown is not None, "gradients": wide}
         fixed = [name for name, wanted in asked.items() if wanted and name in self.outcomes]
-        return [*fixed, *(part.name for part in attacks), *(noise.name for noise in noises), *shrunk]
+        return [*fixed, *(part.name for part in attacks), *(noise.name for noise in noises), *variants]
 
-    def _shrink(self) -> dict[str, Shrunk]:
-        if not self.settings.head_sizes:
-            return {}
-        if len(self.target.members) > 1:
-            raise TensorDropoutError("evaluate: the head of one network can be cut down, not those of an ensemble")
-        found = shrink(self.target.members[0], self.settings.head_sizes)
-        return {f"head/{each.kind}/{each.size}": each for each in found}
-
-    def _describe_shrunk(self, smaller: Shrunk) -> Arrays:
+    def _describe_variant(self, network: nn.Module) -> Arrays:
         """As it would be deployed, whatever the mode."""
-        target = _copy(self.target, members=[smaller.network], mode="mean", n_samples=1, eot_samples=1)
+        target = _copy(self.target, members=[network], mode="mean", n_samples=1, eot_samples=1)
         return slim(self._describe(self.x, self.settings.seed, target))
 
-    def _describe_unknown(self, examples: Examples) -> Arrays:
-        found = describe_outcome(self.target.predict(examples.x), examples.y, "classification")
-        return {"target": examples.y.cpu().numpy(), **found}
+    def _describe_unknown(self, x: Tensor, y: Tensor) -> Arrays:
+        return {"target": y.cpu().numpy(), **describe_outcome(self.target.predict(x), y, "classification")}
 
     def _keep(self, name: str, settings: Mapping[str, Any], work: Callable[[], Arrays]) -> None:
         settings = {**settings, "seed": self.settings.seed}
@@ -289,11 +382,9 @@ class _Evaluation:
     def _make(self, part: AttackPart) -> Any:
         if not part.transferred:
             return part.attack
-        if self.twin is None:
-            assert self.unlabelled is not None
-            self.twin = fit_twin(
-                self.target, self.unlabelled(), epochs=self.settings.twin_epochs, seed=self.settings.seed + 1
-            )
+        assert self.twin is not None
+        if not isinstance(self.twin, Target):
+            self.twin = self.twin()
         return Transfer(part.attack, self.twin)
 
     def _worst_before(self, parts: Sequence[str]) -> Arrays | None:
@@ -318,9 +409,8 @@ class _Evaluation:
         return torch.from_numpy(np.flatnonzero(right)).to(self.x.device)
 
     def _reach(self) -> float:
-        """A radius from which the whole range can be reached: in the Euclidean norm its diagonal, without bounds 10."""
-        low, high = self.target.bounds
-        width = high - low if high - low < math.inf else 10.0
+        """A radius from which every input can be reached: the range, 10 without bounds; for l2 times the diagonal."""
+        width = 1.0 if self.bounded else 10.0
         return width if self.settings.norm == "linf" else width * math.sqrt(self.x[0].numel())
 
     def _measure_gradients(self) -> Arrays:
@@ -345,11 +435,10 @@ class _Evaluation:
         noisy = _with_prepare(self.target, corrupt)
         return self._describe(self.x, self.settings.seed + part.draw, noisy)
 
-    def _fit_residual(self, examples: Examples) -> Arrays:
+    def _fit_residual(self, x: Tensor, y: Tensor) -> Arrays:
         """Target by target, the residual variance that the masks' std does not cover, fitted on validation examples."""
-        predicted = self.target.predict(examples.x)
-        found = describe_outcome(predicted, examples.y, "regression")
-        return {"extra_variance": np.array(fit_extra_variance({"target": examples.y.cpu().numpy(), **found}))}
+        found = describe_outcome(self.target.predict(x), y, "regression")
+        return {"extra_variance": np.array(fit_extra_variance({"target": y.cpu().numpy(), **found}))}
 
 
 def _with_draws(target: Target, draws: int) -> Target:
@@ -372,94 +461,3 @@ def _copy(target: Target, **changes: Any) -> Target:
         "batch": target.batch,
     }
     return Target(changes.pop("members", target.members), **(settings | changes))
-
-
-# From data sets to examples.
-
-
-@dataclass(frozen=True)
-class Scale:
-    """How stored numbers become inputs of a target: ``(stored - low) / width``.
-
-    With bounds, inputs lie in [0, 1] and a radius is a share of the range. Without, ``width`` is the standard deviation
-    of stored training numbers, and a radius is a share of that.
-    """
-
-    low: float
-    width: float
-    bounded: bool
-
-
-def measure_scale(data: Data) -> Scale:
-    """The scale of a data set: its bounds, or else the spread of its first 64 training examples."""
-    if data.bounds is not None:
-        return Scale(data.bounds[0], data.bounds[1] - data.bounds[0], bounded=True)
-    first, _ = _read(data.train, torch.arange(min(64, len(data.train))))
-    return Scale(0.0, float(first.std()), bounded=False)
-
-
-def take_examples(
-    split: Split, scale: Scale, *, count: int | None = None, seed: int = 0, device: torch.device | str = "cpu"
-) -> Examples:
-    """Examples of a split, chosen by the seed alone; fewer, if it is to skip pictures that cannot be read.
-
-    Args:
-        split: a part of a data set.
-        scale: from :func:`measure_scale`.
-        count: how many; None: all.
-        seed: of the choice.
-        device: where they go.
-
-    Example:
-        >>> from tensor_dropout_lab.data import load_data
-        >>> data = load_data("digits")
-        >>> few = take_examples(data.test, measure_scale(data), count=3)
-        >>> few.x.shape, float(few.x.max()), few.names
-        (torch.Size([3, 1, 8, 8]), 1.0, ['digit-1372', 'digit-1560', 'digit-1331'])
-    """
-    rows = torch.arange(len(split))
-    if count is not None and count < len(split):
-        rows = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))[:count].sort().values
-    x, rows = _read(split, rows)
-    x = (x - scale.low) / scale.width
-    y = split.targets[rows.to(split.targets.device)]
-    return Examples(x.to(device), y.to(device), [split.names[row] for row in rows.tolist()])
-
-
-def _read(split: Split, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The inputs, and their rows: without those that cannot be read, if the split is to skip them."""
-    if isinstance(split, TensorSplit):
-        return split.inputs[rows.to(split.inputs.device)].float(), rows
-    skip = getattr(split, "skip_unreadable", False)
-    with show_progress("reading", len(rows)) as advance, naming_the_file():
-        inputs, kept = [], []
-        for row in rows.tolist():
-            try:
-                inputs.append(split.read(row).float())
-                kept.append(row)
-            except TensorDropoutError as error:
-                if not skip or (not kept and row == rows[-1]):
-                    raise
-                warnings.warn(f"{error} (left out)", stacklevel=3)
-            advance(1)
-    return torch.stack(inputs), torch.tensor(kept)
-
-
-def build_target(models: nn.Module | Sequence[nn.Module], data: Data, scale: Scale, **options: Any) -> Target:
-    """A target for inputs of :func:`take_examples`: they go back to stored units, and through the data's preparation.
-
-    Args:
-        models: a network for prepared inputs, or several for an ensemble.
-        data: the data set.
-        scale: from :func:`measure_scale`.
-        **options: of :class:`Target`: ``mode``, ``n_samples``, ``batch``.
-    """
-    weight = next((models if isinstance(models, nn.Module) else models[0]).parameters())
-    prepare = data.prepare.to(weight.device)
-    return Target(
-        models,
-        bounds=(0.0, 1.0) if scale.bounded else (-math.inf, math.inf),
-        prepare=lambda x: prepare(x * scale.width + scale.low).to(weight.dtype),
-        task=data.task,
-        **options,
-    )

@@ -1,4 +1,4 @@
-"""What a target did with every single example, part by part, in one compressed file that survives interruptions."""
+"""What a target did with every example, part by part; kept in a file, if asked for, that survives interruptions."""
 
 from __future__ import annotations
 
@@ -37,25 +37,25 @@ FILE = "outcomes.npz"
 
 
 class Outcomes:
-    """The parts of an evaluation that are done, in ``outcomes.npz``; or restored from a packed record, to be read only.
+    """The parts of an evaluation that are done; or restored from a packed record, to be read only.
 
     Args:
-        path: the file; it need not exist.
+        path: a file ``.npz`` that every part is written to once it is done; it need not exist. None: in memory alone.
         identity: what the outcomes belong to (network, examples, mode). A file of another identity is refused.
 
     Raises:
         TensorDropoutError: if the file belongs to something else, or cannot be read.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        self.path, self.identity = path, json.loads(json.dumps(identity))
+    def __init__(self, path: Path | None = None, identity: Mapping[str, Any] | None = None) -> None:
+        self.path, self.identity = path, json.loads(json.dumps(identity or {}))
         self._packed = False
         self._identity = self.identity
         self.examples: Arrays = {}
         self._parts: dict[str, Arrays] = {}
         self._settings: dict[str, Any] = {}
-        if path.is_file():
-            self._read()
+        if path is not None and path.is_file():
+            self._read(path)
             for key in self.identity:
                 if self._identity.get(key) != self.identity[key]:
                     raise TensorDropoutError(
@@ -63,13 +63,13 @@ class Outcomes:
                         f"has {self.identity[key]!r}; choose another folder with --out, or delete that one"
                     )
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> None:
         try:
-            with np.load(self.path, allow_pickle=False) as file:
+            with np.load(path, allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
             self._fill(json.loads(str(arrays.pop("header"))), arrays)
         except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-            raise TensorDropoutError(f"evaluate: {self.path} cannot be read ({error}); delete it") from error
+            raise TensorDropoutError(f"evaluate: {path} cannot be read ({error}); delete it") from error
 
     def _fill(self, header: Mapping[str, Any], arrays: Arrays) -> None:
         self._identity, self._settings = header["identity"], dict(header["parts"])
@@ -86,8 +86,8 @@ class Outcomes:
             header: identity and settings.
             arrays: by name, PART/KEY, or KEY of the examples.
         """
-        outcomes = cls(Path(), {})
-        outcomes.path, outcomes.identity, outcomes._packed = path, header["identity"], True
+        outcomes = cls(None, header["identity"])
+        outcomes.path, outcomes._packed = path, True
         outcomes._fill(header, arrays)
         outcomes._parts = {part: outcomes._parts[part] for part in header["parts"] if part in outcomes._parts}
         return outcomes
@@ -112,11 +112,13 @@ class Outcomes:
         return known is not None and known["settings"] == json.loads(json.dumps(settings))
 
     def add(self, part: str, settings: Mapping[str, Any], arrays: Arrays, seconds: float) -> None:
-        """Keep a part that is done, and write the file anew."""
+        """Keep a part that is done, and write the file anew, if there is one."""
         if self._packed:
             raise TensorDropoutError(f"evaluate: {self.path} is packed; nothing is added to it")
         self._parts[part] = arrays
         self._settings[part] = {"settings": json.loads(json.dumps(settings)), "seconds": round(seconds, 3)}
+        if self.path is None:
+            return
         header = json.dumps(self.header(), ensure_ascii=False)
         with replacing(self.path) as temporary:
             np.savez_compressed(temporary, header=np.array(header), **self.arrays())  # type: ignore[arg-type]
