@@ -957,7 +957,7 @@ def test_inputs_in_another_unit_are_attacked_alike():
     for part in unit.parts:
         same = unit.outcomes[part]["predicted"] == pixels.outcomes[part]["predicted"]
         assert same.mean() >= 7 / 8  # a sign of a gradient near 0 may be another
-    assert pixels.outcomes.settings("paper/bim/16/255")["epsilon"] == 16 / 255
+    assert pixels.outcomes.settings("paper/bim/16/255")["epsilon"] == pytest.approx(16 / 255)
 
 
 def test_the_audit_of_any_network_in_a_few_lines():

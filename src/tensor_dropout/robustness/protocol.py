@@ -316,10 +316,10 @@ def _plan_paper(loss: str, budgets: Sequence[Budget], unit: float, seed: int) ->
     for budget in sorted({*map(_paper_budget, PAPER_STRENGTHS), *budgets}, key=lambda budget: budget.epsilon):
         for name in PAPER:
             attack = replace(paper_attack(name, 255 * budget.epsilon, unit / 255, seed=seed), loss=loss)
-            parts.append(AttackPart(f"paper/{name}/{budget.label}", attack, attack.epsilon, averaged=False))
+            parts.append(AttackPart(f"paper/{name}/{budget.label}", attack, attack.epsilon / unit, averaged=False))
     for strength in CURVE_STRENGTHS:
         attack = replace(paper_attack("fgsm", strength, unit * 1e-3), loss=loss)
-        parts.append(AttackPart(f"paper/fgsm/{strength}e-3", attack, attack.epsilon, averaged=False))
+        parts.append(AttackPart(f"paper/fgsm/{strength}e-3", attack, attack.epsilon / unit, averaged=False))
     return parts
 
 
