@@ -295,7 +295,7 @@ def read_types(name: str) -> dict[str, Any]:
     """
     loader = _find_source(name).import_loader()
     known = getattr(inspect.unwrap(loader), "__globals__", {})
-    found = {}
+    annotations = {}
     for parameter in _read_parameters(loader).values():
         annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
         if isinstance(annotation, str):
@@ -308,8 +308,8 @@ def read_types(name: str) -> dict[str, Any]:
                 SyntaxError,
             ):  # a name that only type checkers know, for example
                 annotation = Any
-        found[parameter.name] = annotation
-    return found
+        annotations[parameter.name] = annotation
+    return annotations
 
 
 def _read_parameters(loader: Callable[..., Data]) -> Mapping[str, inspect.Parameter]:
@@ -374,12 +374,12 @@ def _suggest(name: str, known: dict[str, Any]) -> str:
 def _read_arguments(docstring: str) -> dict[str, str]:
     """The entries of the Args section of a Google docstring: name -> text without its final stop."""
     _, _, section = docstring.partition("Args:\n")
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     name = ""
     for line in section.split("\n\n")[0].splitlines():
         if line.startswith("    ") and not line.startswith("     "):
             name, _, text = line.strip().partition(": ")
-            found[name] = text
+            meanings[name] = text
         elif name:
-            found[name] += " " + line.strip()
-    return {name: text.rstrip(".") for name, text in found.items()}
+            meanings[name] += " " + line.strip()
+    return {name: text.rstrip(".") for name, text in meanings.items()}

@@ -1,7 +1,8 @@
 """Random changes of whole batches, on their device: no loop over samples, no data-dependent shape, no sync.
 
 They draw from the default generator of the device, so that ``torch.manual_seed`` repeats them and CUDA graphs advance
-them. In ``eval()`` they do nothing.
+them. In ``eval()`` they do nothing. Written here: torchvision draws once for a whole batch,
+MONAI works image by image.
 """
 
 from __future__ import annotations

@@ -376,8 +376,8 @@ def _check_rows(what: str, part: Split) -> None:
     if isinstance(part, TensorSplit):
         counts["inputs"] = len(part.inputs)
     if len(set(counts.values())) > 1:
-        said = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        raise TensorDropoutError(f"{what} has {said}; each example needs one of each")
+        listed = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        raise TensorDropoutError(f"{what} has {listed}; each example needs one of each")
 
 
 def _check_targets(what: str, targets: Tensor, data: Data) -> None:

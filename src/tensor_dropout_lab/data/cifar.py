@@ -255,10 +255,10 @@ def check_md5(content: bytes, expected: str, path: str) -> None:
     Raises:
         TensorDropoutError: if the MD5 differs.
     """
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != expected:
+    digest = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if digest != expected:
         raise TensorDropoutError(
-            f"cifar: {path} has MD5 {found}, the official file has {expected}: it is damaged or another version; "
+            f"cifar: {path} has MD5 {digest}, the official file has {expected}: it is damaged or another version; "
             "remove it and unpack the official archive again (or set download=true)"
         )
 
@@ -362,11 +362,11 @@ def unpickle_plain(content: bytes, path: str) -> dict[Any, Any]:
         {'labels': [1, 2]}
     """
     try:
-        found = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
+        batch = PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise anything
         raise TensorDropoutError(
             f"cifar: {path} is refused: {error}; only arrays, lists, dictionaries, strings and numbers are read"
         ) from error
-    if not isinstance(found, dict):
-        raise TensorDropoutError(f"cifar: {path} is refused: a dictionary is expected, not {type(found).__name__}")
-    return found
+    if not isinstance(batch, dict):
+        raise TensorDropoutError(f"cifar: {path} is refused: a dictionary is expected, not {type(batch).__name__}")
+    return batch

@@ -160,21 +160,21 @@ def list_pictures(folder: Path, classes: list[str]) -> tuple[list[str], Tensor]:
     Raises:
         TensorDropoutError: if the folders are not those of the classes, or a class has no picture.
     """
-    own = list_classes(folder)
+    folders = list_classes(folder)
     for verb, names in (
-        ("has folders that train has not", set(own) - set(classes)),
-        ("lacks", set(classes) - set(own)),
+        ("has folders that train has not", set(folders) - set(classes)),
+        ("lacks", set(classes) - set(folders)),
     ):
         if names:
             raise TensorDropoutError(f"imagefolder: {folder} {verb}: {', '.join(sorted(names)[:5])}. {LAYOUT}")
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        found = sorted(find_pictures(folder / name))
-        if not found:
+        pictures = sorted(find_pictures(folder / name))
+        if not pictures:
             raise TensorDropoutError(f"imagefolder: {folder / name} has no picture ({', '.join(SUFFIXES)}). {LAYOUT}")
-        files += [f"{folder.name}/{name}/{file}" for file in found]
-        labels += [label] * len(found)
+        files += [f"{folder.name}/{name}/{file}" for file in pictures]
+        labels += [label] * len(pictures)
     return files, torch.tensor(labels)
 
 

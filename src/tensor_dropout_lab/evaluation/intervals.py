@@ -98,8 +98,8 @@ def bootstrap_interval(
     require_count("bootstrap_interval", "draws", draws)
     if table.shape[-1] == 1:
         return Interval(math.nan, math.nan)
-    found = np.concatenate(list(_resample(np.atleast_2d(table), statistic, draws, seed)))
-    low, high = np.quantile(found, ((1 - level) / 2, (1 + level) / 2))
+    statistics = np.concatenate(list(_resample(np.atleast_2d(table), statistic, draws, seed)))
+    low, high = np.quantile(statistics, ((1 - level) / 2, (1 + level) / 2))
     return Interval(float(low), float(high))
 
 

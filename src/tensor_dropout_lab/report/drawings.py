@@ -80,9 +80,9 @@ def describe_heads(heads: Sequence[Head]) -> str:
     """The picture in words."""
     words = []
     for head in heads:
-        left = ", ".join(f"{value:.1f} % under {kind}" for kind, value in head.attacked.items())
+        attacks = ", ".join(f"{value:.1f} % under {kind}" for kind, value in head.attacked.items())
         printed = "" if head.printed is None else f" (paper {head.printed:g})"
-        words.append(f"{head.name} {np.mean(head.accuracies):.1f} %{printed}, {left}")
+        words.append(f"{head.name} {np.mean(head.accuracies):.1f} %{printed}, {attacks}")
     return "Accuracy of each head and what attacks leave of it: " + "; ".join(words) + "."
 
 
@@ -217,9 +217,9 @@ def draw_surface(panels: Mapping[str, Sequence[Point]], stem: Path, title: str) 
     thetas = sorted({point.theta for point in points})
     with draw_figure(4.4 * len(panels), 3.4) as figure:
         axes = figure.subplots(1, len(panels), sharex=True, sharey=True, squeeze=False)[0]
-        for axis, (panel, own) in zip(axes, panels.items(), strict=True):
+        for axis, (panel, runs) in zip(axes, panels.items(), strict=True):
             grid = np.full((len(thetas), len(ranks)), np.nan)
-            for point in own:
+            for point in runs:
                 row, column = thetas.index(point.theta), ranks.index(point.rank)
                 grid[row, column] = np.nan if point.accuracy is None else point.accuracy
                 dark = point.accuracy is not None and point.accuracy <= (min(values) + max(values)) / 2

@@ -94,8 +94,8 @@ def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe:
         )
         extents = []
         for row, (volume, extent) in enumerate(_read_all(images, recipe.resample, recipe.crop, size)):
-            own = volume if common is None else cut_volume(volume, common)
-            store[row] = encode(fit_size(own, size), recipe.dtype)
+            cropped = volume if common is None else cut_volume(volume, common)
+            store[row] = encode(fit_size(cropped, size), recipe.dtype)
             extents.append(extent)
         store.flush()
         del store
@@ -105,7 +105,7 @@ def _write_cache(path: Path, images: list[Image], headers: list[Header], recipe:
 
 def _warn_of_cuts(images: list[Image], extents: list[tuple[int, ...]], size: tuple[int, ...]) -> None:
     """Say how many brains the size cuts, the worst of them, and which size would cut none."""
-    lost = [sum(max(0, own - cells) for own, cells in zip(extent, size, strict=True)) for extent in extents]
+    lost = [sum(max(0, needed - cells) for needed, cells in zip(extent, size, strict=True)) for extent in extents]
     if not any(lost):
         return
     worst = lost.index(max(lost))
@@ -218,7 +218,7 @@ def _require_equal(shapes: list[tuple[int, ...]], images: list[Image]) -> None:
 
 def _read_all(images: list[Image], *settings: Any) -> Iterator[tuple[np.ndarray, tuple[int, ...]]]:
     """The volumes and their extents in order, some read ahead in threads; settings are those of ``read_volume``."""
-    left = iter(images)
+    remaining = iter(images)
     with ThreadPoolExecutor(_READERS) as pool:
-        while batch := list(islice(left, 4 * _READERS)):
+        while batch := list(islice(remaining, 4 * _READERS)):
             yield from pool.map(lambda image: read_volume(image.path, *settings), batch)

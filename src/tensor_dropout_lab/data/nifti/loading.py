@@ -97,16 +97,16 @@ def load_nifti(
     columns = [target] if isinstance(target, str) else list(target)
     if len(set(columns)) < len(columns):
         raise TensorDropoutError(f"nifti: the targets are {', '.join(columns)}; name each column once")
-    found = match_images(base, read_table(base, table, subject, columns), images, missing)
-    headers = [read_header(image.path) for image in found]
+    scans = match_images(base, read_table(base, table, subject, columns), images, missing)
+    headers = [read_header(image.path) for image in scans]
     dtype = "uint8" if all(header.is_uint8 for header in headers) else "float16"
     recipe = Recipe(_check_resample(resample), crop, _check_size(size), dtype)
-    voxel = _agree_on_voxel(found, headers) if recipe.resample is None else None
-    path = prepare_cache(base, found, headers, recipe, cache)
-    parts = split_subjects(found, folds=folds, fold=fold, test=test, validation=validation, seed=seed)
+    voxel = _agree_on_voxel(scans, headers) if recipe.resample is None else None
+    path = prepare_cache(base, scans, headers, recipe, cache)
+    parts = split_subjects(scans, folds=folds, fold=fold, test=test, validation=validation, seed=seed)
     shape = np.load(path, mmap_mode="r").shape
     gigabytes = path.stat().st_size / 1e9
-    train, validated, tests = (build_split(path, found, rows, in_memory=gigabytes <= memory) for rows in parts)
+    train, validated, tests = (build_split(path, scans, rows, in_memory=gigabytes <= memory) for rows in parts)
     assert train is not None
     return Data(
         name="nifti",
@@ -121,7 +121,7 @@ def load_nifti(
         prepare=StandardizeImages(),
         augment=changes,
         simulated=False,
-        provenance=provenance or describe_source(base, found),
+        provenance=provenance or describe_source(base, scans),
         voxel=voxel,
         bounds=(0.0, 255.0) if recipe.dtype == "uint8" else None,
     )
@@ -194,10 +194,10 @@ def build_split(path: Path, images: list[Image], rows: Tensor, *, in_memory: boo
     """The rows of the prepared volumes as a split; None if there are none."""
     if not len(rows):
         return None
-    own = [images[i] for i in rows.tolist()]
-    targets = torch.tensor([image.targets for image in own], dtype=torch.float32)
+    chosen = [images[i] for i in rows.tolist()]
+    targets = torch.tensor([image.targets for image in chosen], dtype=torch.float32)
     targets = targets[:, 0] if targets.shape[1] == 1 else targets
-    names = [image.name for image in own]
+    names = [image.name for image in chosen]
     if in_memory:
         volumes = np.load(path, mmap_mode="r")[rows.numpy()]
         return TensorSplit(torch.from_numpy(volumes).unsqueeze(1), targets, names)

@@ -221,8 +221,8 @@ def find_place(paths: Sequence[Path], rows: dict[Row, Any]) -> int:
         0
     """
     places = range(-1, max(len(path.parts) for path in paths) - 1)
-    found = {place: {find_row(path, rows, place) for path in paths} - {None} for place in places}
-    return max(places, key=lambda place: len(found[place]))
+    rows_of = {place: {find_row(path, rows, place) for path in paths} - {None} for place in places}
+    return max(places, key=lambda place: len(rows_of[place]))
 
 
 def find_row(path: Path, rows: dict[Row, Any], place: int = -1) -> Row | None:
@@ -241,8 +241,8 @@ def find_row(path: Path, rows: dict[Row, Any], place: int = -1) -> Row | None:
     words = [*stem.split("_"), *folders]
     sessions = [_strip("ses-", word) for word in words if word.startswith("ses-")]
     named = [word for word in words if word.startswith("sub-")]
-    own = [stem, (named or words)[0]] if named or place < 0 else list(folders[place : place + 1])
-    for word in own:
+    words_of_file = [stem, (named or words)[0]] if named or place < 0 else list(folders[place : place + 1])
+    for word in words_of_file:
         for session in (*sessions[:1], ""):
             row = (_strip("sub-", word), session)
             if row in rows:

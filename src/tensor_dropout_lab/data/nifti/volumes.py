@@ -51,7 +51,7 @@ def _require_one_voxel(path: Path, image: Any) -> None:
     import nibabel
 
     stated, placed = image.header.get_zooms()[:3], nibabel.affines.voxel_sizes(image.affine)
-    if not all(abs(own - edge) <= 0.01 * edge for own, edge in zip(placed, stated, strict=True)):
+    if not all(abs(measured - edge) <= 0.01 * edge for measured, edge in zip(placed, stated, strict=True)):
         raise TensorDropoutError(
             f"nifti: {path} has voxels of {format_voxel(stated)} by its pixdim, but of {format_voxel(placed)} by its "
             "affine (sform or qform), which must agree to 1 %; correct the wrong one in its header"
@@ -76,7 +76,7 @@ def is_near(voxel: Sequence[float], expected: Sequence[float]) -> bool:
         >>> is_near((2.2, 2.0, 2.0), (2.0, 2.0, 2.0)), is_near((2.0, 2.0, 1.0), (2.0, 2.0, 2.0))
         (True, False)
     """
-    return all(abs(own - edge) <= 0.1001 * edge for own, edge in zip(voxel, expected, strict=True))
+    return all(abs(measured - edge) <= 0.1001 * edge for measured, edge in zip(voxel, expected, strict=True))
 
 
 def format_voxel(voxel: Sequence[float]) -> str:
@@ -251,7 +251,8 @@ def fit_size(values: np.ndarray, size: Sequence[int]) -> np.ndarray:
             start = -extra // 2
             values = np.take(values, range(start, start + cells), axis=axis)
     margins = [
-        ((cells - own) // 2, cells - own - (cells - own) // 2) for cells, own in zip(size, values.shape, strict=True)
+        ((cells - length) // 2, cells - length - (cells - length) // 2)
+        for cells, length in zip(size, values.shape, strict=True)
     ]
     return np.pad(values, margins, constant_values=background)
 
@@ -310,12 +311,12 @@ def read_input(path: Path, input_shape: tuple[int, ...], options: dict[str, Any]
 
 def _check_brain(path: Path, extent: tuple[int, ...], size: tuple[int, ...], *, cut_in_training: bool) -> None:
     """Warn of a brain that the network's box cuts; refuse one that no training brain was like."""
-    if all(own <= cells for own, cells in zip(extent, size, strict=True)):
+    if all(needed <= cells for needed, cells in zip(extent, size, strict=True)):
         return
-    found = f"nifti: the brain of {path}, all that is not 0, is {extent} voxels, the network takes {size}"
-    if not cut_in_training and any(own > 1.1 * cells for own, cells in zip(extent, size, strict=True)):
+    finding = f"nifti: the brain of {path}, all that is not 0, is {extent} voxels, the network takes {size}"
+    if not cut_in_training and any(needed > 1.1 * cells for needed, cells in zip(extent, size, strict=True)):
         raise TensorDropoutError(
-            f"{found}, the largest that it was trained on; remove what is around the brain (write 0 there), or train "
+            f"{finding}, the largest that it was trained on; remove what is around the brain (write 0 there), or train "
             "with size"
         )
-    warnings.warn(f"{found}; what is outside is cut off", stacklevel=3)
+    warnings.warn(f"{finding}; what is outside is cut off", stacklevel=3)
