@@ -13,12 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from tensor_dropout.metrics.registry import main_metric, summarize
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.experiments.cells import find_cell
+from tensor_dropout_lab.experiments.paper import list_cells
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, list_experiments, load_recipes
 from tensor_dropout_lab.record_store import RecordStore
@@ -220,6 +222,48 @@ def test_a_recipe_says_that_it_was_not_run_only_if_it_was_not(experiment):
         slugs = {cell.slug for cell in expand(recipes[name], "paper")} if name in recipes else set()
         assert ("Ours: not run" in comment) == (not slugs & kept), name
     assert {name for _, name in comments} >= recipes.keys()
+
+
+README = (RESULTS / "README.md").read_text(encoding="utf-8")
+COMMANDS = sorted(
+    {command for command in re.findall(r"`([^`\n]+)`", README) if command.startswith(("tensor-dropout ", "python "))}
+    | {line.partition("#")[0].strip() for line in README.splitlines() if line.startswith("tensor-dropout ")}
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_one(command):
+    """Its options are parsed and its experiments looked up; nothing runs."""
+    program, *words = shlex.split(command)
+    if program == "python":
+        assert (ROOT / words[0]).is_file()
+        options = {word for word in words if word.startswith("--")}
+        source = "".join(path.read_text("utf-8") for path in (ROOT / words[0]).parent.rglob("*.py"))
+        assert all(f'"{option}"' in source for option in options)
+        return
+    name, *words = words
+    context = typer.main.get_command(cli.app).commands[name].make_context(name, words)
+    if name == "reproduce":
+        for experiment in context.params["names"]:
+            assert experiment == "NAME" or list_cells_of(experiment), experiment
+
+
+def list_cells_of(name):
+    if name.startswith("synthetic"):
+        return [name] if name in list_experiments() else []
+    return list_cells(name, "paper")
+
+
+def test_the_page_lists_every_record_and_no_other():
+    table = "".join(line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
+    listed = re.findall(r"`([^`]+)`", table)
+    assert [
+        name
+        for name in listed
+        if not (RESULTS / name).exists() and not STORE.run(name).names() and not STORE.list_runs(name)
+    ] == []
+    there = {path.name.partition(".")[0] for path in RESULTS.glob("*.jsonl.xz")}
+    assert there | {f"speed/{path.name}" for path in (RESULTS / "speed").iterdir()} <= set(listed)
 
 
 def test_no_weights_are_committed():
