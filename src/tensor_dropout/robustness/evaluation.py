@@ -23,6 +23,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.measures import fit_extra_variance
 from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout.progress import show_progress
+from tensor_dropout.robustness.attack_loop import seeded
 from tensor_dropout.robustness.audit import Audit
 from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout.robustness.losses import find_loss
@@ -39,7 +40,6 @@ from tensor_dropout.robustness.protocol import (
     plan_attacks,
     plan_noise,
 )
-from tensor_dropout.robustness.attack_loop import seeded
 from tensor_dropout.robustness.summary import Interval, make_audit, summarize_evaluation
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer
