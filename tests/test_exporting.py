@@ -33,6 +33,17 @@ def network():
     return network
 
 
+@pytest.mark.parametrize("export", [export_merged, export_program, export_onnx])
+def test_the_network_stays_in_the_mode_that_it_was_in(network, tmp_path, export):
+    if export is export_onnx:
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    network.train()
+    network[0].eval()
+    before = [module.training for module in network.modules()]
+    export(network, torch.randn(2, 1, 6, 6), tmp_path / "exported")
+    assert [module.training for module in network.modules()] == before
+
+
 def test_onnx(network, tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     assert export_onnx(network, torch.randn(2, 1, 6, 6), tmp_path / "a.onnx") < 1e-5

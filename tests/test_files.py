@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.utils import parametrize, prune
@@ -612,6 +613,47 @@ def test_a_save_replaces_the_old_file(path):
         assert reader.read() == whole
     assert list(path.parent.iterdir()) == [path]
     assert_same_function(td.load(path), new, make_input(new))
+
+
+class KeepFirst(HalfOfThem):
+    """A law of the user with a number of its own."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def draw(self, shape, theta, *, device):
+        return (torch.arange(shape[-1], device=device) < self.kept).float().expand(shape)
+
+    def mean(self, R, theta):
+        return (torch.arange(R) < self.kept).double() + 1e-3
+
+
+@pytest.mark.parametrize("other", [KeepFirst(3), HalfOfThem()], ids=["another number", "another class"])
+def test_another_law_under_the_name_of_the_file_is_refused(path, monkeypatch, other):
+    monkeypatch.setattr(laws, "_REGISTERED", {"mine": KeepFirst(2)})
+    layer = make_layer("cp", law="mine")
+    td.save(layer, path)
+    monkeypatch.setattr(laws, "_REGISTERED", {"mine": other})
+    target = make_layer("cp", seed=4)
+    before = {name: tensor.clone() for name, tensor in target.state_dict().items()}
+    for model in (None, target):
+        with pytest.raises(td.TensorDropoutError, match=r"law 'mine'.*KeepFirst.* td\.register_law"):
+            td.load(path, model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in target.state_dict().items())
+    monkeypatch.setattr(laws, "_REGISTERED", {"mine": KeepFirst(2)})
+    assert_same_function(td.load(path), layer, make_input(layer))
+
+
+def test_a_law_of_a_file_that_does_not_identify_it_is_taken_by_its_name(path, monkeypatch):
+    """As in files of version 0.1.0."""
+    monkeypatch.setattr(laws, "_REGISTERED", {"mine": KeepFirst(2)})
+    td.save(make_layer("cp", law="mine"), path)
+    with safe_open(path, framework="pt") as file:
+        config = json.loads(file.metadata()["tensor_dropout"])
+    assert set(config.pop("laws")) == {"mine"}
+    save_file(load_file(path), path, metadata={"tensor_dropout": json.dumps(config)})
+    monkeypatch.setattr(laws, "_REGISTERED", {"mine": KeepFirst(3)})
+    assert td.load(path).dropout.law.kept == 3
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions as on Unix")

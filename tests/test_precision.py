@@ -193,3 +193,22 @@ def test_weights_can_be_assigned_to_a_layer_on_the_meta_device(format):
     x = make_input(source)
     assert layer.dropout.theta == torch.tensor(0.6)
     assert_close(layer.eval()(x), source.eval()(x), rtol=0, atol=0)
+
+
+@every_format
+@pytest.mark.parametrize("outputs", [1, 10])
+@pytest.mark.parametrize(
+    "dtypes", [(torch.float64, torch.float64), (torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str
+)
+def test_autocast_computes_in_float64_what_has_it_or_refuses_in_one_sentence(format, outputs, dtypes):
+    """torch's autocast leaves float64 alone: two operands of different types would meet."""
+    of_layer, of_input = dtypes
+    layer = make_layer(format, dtype=of_layer, output_shape=outputs, rank=2)
+    x = make_input(layer).to(of_input)
+    for ask in (layer, layer.moments):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            if of_layer == of_input:
+                assert torch.as_tensor(ask(x)[0]).dtype == torch.float64
+            else:
+                with pytest.raises(td.TensorDropoutError, match=r"torch\.autocast leaves torch\.float64 as it is"):
+                    ask(x)

@@ -135,6 +135,8 @@ def trace_program(network: nn.Module, example: Tensor) -> torch.export.ExportedP
 def export_merged(network: nn.Module, example: Tensor, path: Path) -> float:
     """Write the weights of the network with its tensor regressions merged into plain torch layers.
 
+    The network is left as it was.
+
     Returns:
         The largest difference of the merged network's outputs, relative to the network's largest output.
 
@@ -143,9 +145,8 @@ def export_merged(network: nn.Module, example: Tensor, path: Path) -> float:
     """
     if not any(isinstance(module, TensorRegression) for module in network.modules()):
         raise TensorDropoutError("export: the network has no tensor regression to merge: its weights are plain already")
-    network = network.eval()
-    expected = _run(network, example)
-    merged = copy.deepcopy(network)
+    merged = copy.deepcopy(network).eval()
+    expected = _run(merged, example)
     notes = [note for each in merge_(merged).replacements for note in each.notes]
     changed = {name: str(module) for name, module in merged.named_modules() if "Linear" in type(module).__name__}
     with replacing(path) as temporary:

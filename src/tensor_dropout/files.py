@@ -29,6 +29,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import TensorDropout, check_theta
 from tensor_dropout.layers.formats import FORMATS, find_layer
 from tensor_dropout.layers.head_outputs import unwrap
+from tensor_dropout.layers.laws import check_same_law, describe_law, registered_laws
 from tensor_dropout.layers.randomized import tensor_layers
 from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.network_builders import build_network, settings_of
@@ -77,6 +78,9 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise TensorDropoutError(f"save: {what}; use safetensors itself for plain models")
     config = {"version": FORMAT_VERSION, "library": __version__, "layers": layers}
     config |= {"net": net} if net is not None else {}
+    names = {layer["dropout"]["law"] for layer in layers.values() if layer["dropout"] is not None}
+    if registered := registered_laws(names):
+        config["laws"] = {name: describe_law(law) for name, law in registered.items()}
     config |= {"surgery": surgery} if (surgery := _describe_surgery(model)) else {}
     target = Path(path)
     if not target.parent.is_dir():
@@ -117,12 +121,14 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
 
     Raises:
         TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
-            names a law that is not registered; the model is then as it was.
+            names a law that is not registered or is another one here; the model is then as it was.
     """
     config = _read_config(path)
     layers = config["layers"]
     built = None
     with _blaming(path):
+        for name, law in config["laws"].items():
+            check_same_law(name, law, f"load: {path}")
         if model is None:
             built = model = _build_model(config, path)
         target = _unwrap(model)
@@ -192,7 +198,7 @@ def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
                 f"load: {path} has format version {config['version']}, this library reads version {FORMAT_VERSION}; "
                 "upgrade it"
             )
-        return {"net": None, "surgery": {}} | dict(config) | {"layers": dict(config["layers"].items())}
+        return {"net": None, "surgery": {}, "laws": {}} | dict(config) | {"layers": dict(config["layers"].items())}
 
 
 def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Module:

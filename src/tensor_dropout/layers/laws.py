@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -343,6 +343,61 @@ def law_name(law: Law) -> str | None:
         if type(law) is built_in:
             return name
     return next((name for name, registered in _REGISTERED.items() if registered is law), None)
+
+
+def registered_laws(names: Iterable[str]) -> dict[str, Law]:
+    """Those of these names that are laws of the user, with their laws."""
+    return {name: _REGISTERED[name] for name in sorted(names) if name in _REGISTERED}
+
+
+def describe_law(law: Law) -> dict[str, Any]:
+    """What identifies a law of the user in a file: its class, its moments and some draws, as JSON types.
+
+    The draws are made with a fixed seed, and the generator of the program stays where it was.
+    """
+    theta = torch.tensor(0.7, device="cpu")
+    described: dict[str, Any] = {"class": ".".join(_name_class(law))}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        probes: dict[str, Callable[[], Tensor | None]] = {
+            "mean": lambda: law.mean(4, theta),
+            "second_moment": lambda: law.second_moment(4, theta),
+            "draws": lambda: law.draw((3, 4), theta, device=theta.device),
+        }
+        for name, probe in probes.items():
+            try:
+                found = probe()
+            except Exception:  # a law may not be for this R or θ
+                found = None
+            described[name] = None if found is None else [float(f"{number:.6g}") for number in found.flatten().tolist()]
+    return described
+
+
+def check_same_law(name: str, saved: Mapping[str, Any], where: str) -> None:
+    """Refuse a law that is registered under the name of another one.
+
+    Its moments must be those of the saved law. So must its draws, unless its class has the same name and known second
+    moments: the draws may then be made in another way.
+
+    Args:
+        name: the name in the file.
+        saved: what :func:`describe_law` said of the law when it was saved.
+        where: the caller, for the message.
+
+    Raises:
+        TensorDropoutError: if the law that is registered now is another one.
+    """
+    if name not in _REGISTERED:
+        return  # refused when the layer is built
+    present = describe_law(_REGISTERED[name])
+    same_moments = all(saved.get(key) == present[key] for key in ("mean", "second_moment"))
+    same_class = saved.get("class") == present["class"] and present["second_moment"] is not None
+    if not same_moments or not (same_class or saved.get("draws") == present["draws"]):
+        raise TensorDropoutError(
+            f"{where} was saved with another law {name!r}, of the class {saved.get('class')}; the one that is "
+            f"registered now, a {present['class']}, has other moments or draws. Register the law of the file with td.register_law, "
+            "and this one under another name"
+        )
 
 
 def known_laws() -> Iterator[str]:

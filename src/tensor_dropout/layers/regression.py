@@ -387,7 +387,13 @@ class TensorRegression(nn.Module, ABC):
             raise TensorDropoutError(
                 f"{where}: the input is on {x.device}, the parameters on {weight.device}; move one of them"
             )
-        if x.dtype != weight.dtype and (x.is_meta or not torch.is_autocast_enabled(x.device.type)):
+        autocast = not x.is_meta and torch.is_autocast_enabled(x.device.type)
+        if x.dtype != weight.dtype and autocast and torch.float64 in (x.dtype, weight.dtype):
+            raise TensorDropoutError(
+                f"{where}: the input is {x.dtype}, the parameters are {weight.dtype}; torch.autocast leaves "
+                "torch.float64 as it is, so cast one of them"
+            )
+        if x.dtype != weight.dtype and not autocast:
             raise TensorDropoutError(
                 f"{where}: the input is {x.dtype}, the parameters are {weight.dtype}; cast one of them or use "
                 "torch.autocast"
