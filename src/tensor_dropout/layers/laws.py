@@ -395,8 +395,8 @@ def check_same_law(name: str, saved: Mapping[str, Any], where: str) -> None:
     if not same_moments or not (same_class or saved.get("draws") == present["draws"]):
         raise TensorDropoutError(
             f"{where} was saved with another law {name!r}, of the class {saved.get('class')}; the one that is "
-            f"registered now, a {present['class']}, has other moments or draws. Register the law of the file with td.register_law, "
-            "and this one under another name"
+            f"registered now, a {present['class']}, has other moments or draws. Register the law of the file with "
+            "td.register_law, and this one under another name"
         )
 
 
