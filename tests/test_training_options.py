@@ -13,7 +13,7 @@ import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import StandardizeChannels
-from tensor_dropout_lab.training.attack import Room, attack, find_room
+from tensor_dropout_lab.training.adversarial import Room, attack, find_room
 from tensor_dropout_lab.training.execution import choose_speed
 from tensor_dropout_lab.training.step import find_radius
 from training_runs import configure, make_trainer, read_metrics, read_weights, run

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tensor_dropout.layers.moments import SampledMoments as SampledMoments
     from tensor_dropout.layers.randomized import fixed_masks as fixed_masks
     from tensor_dropout.layers.regression import TensorRegression as TensorRegression
-    from tensor_dropout.layers.schedule import ThetaSchedule as ThetaSchedule
+    from tensor_dropout.layers.theta_schedule import ThetaSchedule as ThetaSchedule
     from tensor_dropout.losses import expected_cross_entropy as expected_cross_entropy
     from tensor_dropout.losses import expected_mse as expected_mse
     from tensor_dropout.optimizer_groups import param_groups as param_groups
@@ -46,7 +46,7 @@ _MODULES = {
     "layers.moments": ("Moments", "SampledMoments"),
     "layers.randomized": ("fixed_masks",),
     "layers.regression": ("TensorRegression",),
-    "layers.schedule": ("ThetaSchedule",),
+    "layers.theta_schedule": ("ThetaSchedule",),
     "losses": ("expected_cross_entropy", "expected_mse"),
     "optimizer_groups": ("param_groups",),
     "prediction": ("Prediction", "predict"),

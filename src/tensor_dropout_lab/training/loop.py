@@ -15,7 +15,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import save
 from tensor_dropout.layers.dropout import find_dropouts
 from tensor_dropout.layers.head_outputs import count_parameters
-from tensor_dropout.layers.schedule import ThetaSchedule
+from tensor_dropout.layers.theta_schedule import ThetaSchedule
 from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.base import Data, StreamSplit

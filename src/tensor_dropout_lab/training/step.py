@@ -12,7 +12,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.head_outputs import unwrap
 from tensor_dropout.losses import expect
 from tensor_dropout_lab.data.base import Data
-from tensor_dropout_lab.training.attack import attack, find_room
+from tensor_dropout_lab.training.adversarial import attack, find_room
 from tensor_dropout_lab.training.config import Config
 from tensor_dropout_lab.training.execution import autocast, choose_dtype, choose_memory_format
 
