@@ -21,6 +21,11 @@ def pytest_collection_finish():
     gc.set_threshold(10_000, 20, 50)
 
 
+def pytest_unconfigure():
+    """Give everything back to the collector, or libraries complain of leaks at exit."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seed():
     torch.manual_seed(0)

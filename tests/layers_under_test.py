@@ -40,8 +40,12 @@ _DROPOUT_OPTIONS = ("modes", "scaling", "min_rank", "at_test")
 
 def every_pair(test):
     """Parametrize a test so that every two of format, law and kind of mask meet."""
-    ids = ["-".join((format, law, "per-sample" if per_sample else "per-batch")) for format, law, per_sample in PAIRED]
-    return pytest.mark.parametrize(("format", "law", "per_sample"), PAIRED, ids=ids)(test)
+    return _parametrize(PAIRED)(test)
+
+
+def _parametrize(cases):
+    ids = ["-".join((format, law, "per-sample" if per_sample else "per-batch")) for format, law, per_sample in cases]
+    return pytest.mark.parametrize(("format", "law", "per_sample"), cases, ids=ids)
 
 
 def every_law_in_turn(test):
@@ -49,6 +53,11 @@ def every_law_in_turn(test):
     formats = list(FORMATS)
     pairs = [(formats[n % len(formats)], law) for n, law in enumerate(LAWS)]
     return pytest.mark.parametrize(("format", "law"), pairs, ids=["-".join(pair) for pair in pairs])(test)
+
+
+def every_draw_in_turn(test):
+    """Parametrize a test over the laws with both kinds of mask, the formats taking turns: where a case takes long."""
+    return _parametrize(in_turn())(test)
 
 
 def in_turn():

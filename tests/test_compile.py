@@ -8,7 +8,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 import tensor_dropout as td
-from layers_under_test import count_distinct, every_format, every_law_in_turn, every_pair, make_input, make_layer
+from layers_under_test import (
+    count_distinct,
+    every_draw_in_turn,
+    every_format,
+    every_law_in_turn,
+    make_input,
+    make_layer,
+)
 from tensor_dropout import reference
 
 
@@ -37,7 +44,7 @@ def seeded_step(layer, function, x, seed):
     return [y.detach(), *(parameter.grad.clone() for parameter in layer.parameters())]
 
 
-@every_pair
+@every_draw_in_turn
 def test_training_follows_theta_and_draws_new_masks_without_recompiling(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5)
     x = make_input(layer)[:1].expand(4, *layer.input_shape)
@@ -75,7 +82,7 @@ def test_eval_uses_the_mean_weight_and_follows_theta_without_recompiling(format,
         assert not torch.allclose(*outputs)
 
 
-@every_pair
+@every_draw_in_turn
 @torch.no_grad()
 def test_sampling_at_test_time_draws_new_masks_without_recompiling(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, at_test="sample", theta=0.5).eval()

@@ -9,8 +9,8 @@ from torch.testing import assert_close
 from layers_under_test import (
     FORMATS,
     count_distinct,
+    every_draw_in_turn,
     every_law_in_turn,
-    every_pair,
     in_turn,
     make_input,
     make_layer,
@@ -37,7 +37,7 @@ def test_exported_eval_agrees_with_eager_at_other_batch_sizes(format, law):
         assert_close(exported(x), torch.tensordot(x, layer.dense_weight(), dims=3) + layer.bias)
 
 
-@every_pair
+@every_draw_in_turn
 @torch.no_grad()
 def test_exported_sampling_draws_the_masks_of_eager(format, law, per_sample):
     layer = make_layer(format, law=law, per_sample=per_sample, theta=0.5, at_test="sample").eval()
