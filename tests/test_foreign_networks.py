@@ -193,6 +193,19 @@ def test_a_run_is_resumed_bit_for_bit(tmp_path):
     assert_equal_runs(tmp_path / "cut", tmp_path / "whole")
 
 
+def test_a_network_of_volumes_answers_in_years_with_its_exact_spread(tmp_path):
+    options = {"n": 40, "size": [16, 16, 16]}
+    settings = {"data__name": "phantom", "data__options": options, "run__batch": 8, "run__epochs": 2}
+    result = run(tmp_path, **settings, net__name="monai:DenseNet", net__options={**DENSE, "block_config": [2, 2]})
+    network, data = td.load(tmp_path / "model.safetensors").eval(), load_data("phantom", n=40, size=(16, 16, 16))
+    assert network.feature_shape == (32, 2, 2, 2)
+    prediction = td.predict(network, data.prepare(data.test.inputs), mode="exact", task="regression")
+    error = (prediction.mean.flatten() - data.test.targets.flatten()).abs().mean()
+    assert error.item() == pytest.approx(result["test"]["mae"], rel=1e-3)
+    assert abs(float(prediction.mean.mean()) - float(data.train.targets.mean())) < 15
+    assert (prediction.std > 0).all()
+
+
 def invoke(*words, code=0):
     result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, [str(word) for word in words])
     assert result.exit_code == code, f"{result.output} {result.exception!r}"

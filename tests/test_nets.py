@@ -285,13 +285,16 @@ def test_modes_reach_the_head():
 
 
 @every_head
-def test_a_file_with_the_settings_of_all_heads_is_read(head, tmp_path):
-    """Files of older versions have them, and a head refuses those of others."""
+def test_a_file_of_version_0_1_0_is_read(head, tmp_path):
+    """It names no builder and no options, and early ones have the settings of all heads, which a head would refuse."""
     net, path = build_mini(head).eval(), tmp_path / "net.safetensors"
     td.save(net, path)
     with safe_open(path, "pt") as file:
         config = json.loads(file.metadata()["tensor_dropout"])
     assert "modes" not in config["net"]
+    assert config["net"].pop("builder") == "lab"
+    config["net"] |= config["net"].pop("options")
+    assert config["net"]["stem"] == "small"
     config["net"] |= {"law": "bernoulli", "modes": "all", "per_sample": False, "min_rank": 0}
     save_file(load_file(path), path, metadata={"tensor_dropout": json.dumps(config)})
     x = make_batch(net)
