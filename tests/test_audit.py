@@ -11,7 +11,8 @@ import tensor_dropout as td
 from robust_models import Detached, Noisy, Rounded, Scaled, load_digits, train_plain, train_robust
 from tensor_dropout.robustness import Target
 from tensor_dropout.robustness.audit import LOSS_SLACK, SLACK, UNBOUNDED_ACCURACY, VANISHED_SHARE, Evidence, audit
-from tensor_dropout.robustness.evaluation import Settings, evaluate
+from tensor_dropout.robustness.evaluation import evaluate
+from tensor_dropout.robustness.settings import Settings
 from tensor_dropout_lab.evaluation.twin import fit_twin
 
 BUDGETS = ("0.05", "0.1", "0.2")

@@ -26,8 +26,8 @@ from tensor_dropout.metrics.measures import (
     widen,
 )
 from tensor_dropout.metrics.registry import summarize
+from tensor_dropout.robustness.answers import Predicted
 from tensor_dropout.robustness.describe import describe_outcome
-from tensor_dropout.robustness.target import Predicted
 from tensor_dropout_lab.evaluation import intervals
 from tensor_dropout_lab.evaluation.intervals import (
     bootstrap_interval,

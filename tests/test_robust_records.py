@@ -14,8 +14,9 @@ from torch import nn
 
 import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.answers import Predicted
 from tensor_dropout.robustness.describe import describe_outcome
-from tensor_dropout.robustness.evaluation import Settings, evaluate
+from tensor_dropout.robustness.evaluation import evaluate
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import (
@@ -24,8 +25,9 @@ from tensor_dropout.robustness.protocol import (
     plan_attacks,
     plan_noise,
 )
+from tensor_dropout.robustness.settings import Settings
 from tensor_dropout.robustness.summary import summarize_evaluation, worst_outcome
-from tensor_dropout.robustness.target import Predicted, Target
+from tensor_dropout.robustness.target import Target
 from tensor_dropout_lab.data import StreamSplit, load_data
 from tensor_dropout_lab.evaluation.compare import compare_outcomes
 from tensor_dropout_lab.evaluation.examples import Examples, build_target, measure_scale, take_examples

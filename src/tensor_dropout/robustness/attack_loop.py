@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.robustness.answers import Ascent
 from tensor_dropout.robustness.losses import Loss, find_loss
 from tensor_dropout.robustness.norms import Norm
-from tensor_dropout.robustness.target import Ascent, Target
+from tensor_dropout.robustness.target import Target
 
 
 class Attack(Protocol):

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.metrics.outcome_arrays import Task, describe_classes
+from tensor_dropout.robustness.answers import Predicted
 from tensor_dropout.robustness.outcomes import Arrays
-from tensor_dropout.robustness.target import Predicted
 
 
 def describe_outcome(predicted: Predicted, y: Tensor, task: Task) -> Arrays:

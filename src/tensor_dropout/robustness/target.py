@@ -6,11 +6,10 @@ needs to know of it (expectation over transformation; Athalye, Carlini, Wagner, 
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import Task
 from tensor_dropout.prediction import at_test, evaluating, predict
+from tensor_dropout.robustness.answers import Ascent, Nature, Predicted, average, log_average
 from tensor_dropout.robustness.audit import VANISHING
 from tensor_dropout.robustness.losses import Loss
 from tensor_dropout.robustness.randomness import (
@@ -28,54 +28,6 @@ from tensor_dropout.robustness.randomness import (
 )
 
 Mode = Literal["mean", "sample", "exact"]
-
-
-class Ascent(NamedTuple):
-    """What an attack learns about a batch.
-
-    Attributes:
-        loss: (B,): averaged over the draws.
-        gradient: of the loss with respect to the input, like x; zeros where the network has none.
-        scores: (B, O): logits (of several draws: the log of the averaged softmax), or the mean output of a regression.
-    """
-
-    loss: Tensor
-    gradient: Tensor
-    scores: Tensor
-
-
-class Predicted(NamedTuple):
-    """What a target says about a batch.
-
-    Attributes:
-        output: (B, O): class probabilities, or a regression's output.
-        std: (B, O): a regression's standard deviation over masks, draws or members; None without any.
-        disagreement: (B,): of classes, the mutual information of class and draw in nats; None without draws.
-        doubt: (B,): of classes, the standard deviation of the largest logit, divided by its lead on the second; None
-            without draws.
-        log_probs: (B, O): of classes, the logarithm of ``output``, finite where a probability is too small for float32;
-            None for a regression.
-    """
-
-    output: Tensor
-    std: Tensor | None
-    disagreement: Tensor | None = None
-    doubt: Tensor | None = None
-    log_probs: Tensor | None = None
-
-
-class Nature(NamedTuple):
-    """What :meth:`Target.examine` found out.
-
-    Attributes:
-        randomized: see :meth:`Target.is_randomized`.
-        differentiable: autograd reaches the input, with a gradient that is not 0 for all examples.
-        zero_gradients: the share of examples whose gradient is 0 everywhere, or too small for float32.
-    """
-
-    randomized: bool
-    differentiable: bool
-    zero_gradients: float
 
 
 PASSES = 16
@@ -232,7 +184,7 @@ class Target:
         several = len(draws) > 1
         if self.task == "regression":
             return Predicted(draws.mean(0), draws.std(0) if several else None)
-        return _average(draws, draws.mean(0), draws.std(0) if several else None)
+        return average(draws, draws.mean(0), draws.std(0) if several else None)
 
     def _predict_exact(self, x: Tensor) -> Predicted:
         prepared = self.prepare(x)  # once: members must see the same noise
@@ -242,7 +194,7 @@ class Target:
         mean, std = means.mean(0), (within + means.var(0, correction=0)).sqrt()
         if self.task == "regression":
             return Predicted(mean, std)
-        return _average(self._draw_prepared(prepared, max(self.n_samples, 2)), mean, std)
+        return average(self._draw_prepared(prepared, max(self.n_samples, 2)), mean, std)
 
     def examine(self, x: Tensor, y: Tensor, loss: Loss) -> Nature:
         """Look at the forward pass: is it random, and does a gradient come back?"""
@@ -357,7 +309,7 @@ class Target:
 
     def _score(self, draws: Tensor) -> Tensor:
         if self.task == "classification" and len(draws) > 1:
-            return _log_average(draws)
+            return log_average(draws)
         return draws.mean(0)
 
     def _split(self, x: Tensor, y: Tensor, goal: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -382,35 +334,6 @@ class Target:
 def _join(parts: Sequence[Tensor | None]) -> Tensor | None:
     given = [part for part in parts if part is not None]
     return torch.cat(given) if given else None
-
-
-def _average(draws: Tensor, mean: Tensor, std: Tensor | None) -> Predicted:
-    """What draws of logits (n, B, O) say together; ``mean`` and ``std`` are those of a logit over the draws."""
-    log_probs, singles = _log_average(draws), draws.softmax(-1)
-    probs = singles.mean(0)
-    if std is None:
-        return Predicted(probs, None, log_probs=log_probs)
-    return Predicted(probs, None, _disagree(probs, _entropy(singles).mean(0)), _doubt(mean, std), log_probs)
-
-
-def _log_average(draws: Tensor) -> Tensor:
-    """``log mean softmax`` over draws of logits (n, B, O): (B, O), in logarithms, where a softmax may round to 0."""
-    return draws.log_softmax(-1).logsumexp(0) - math.log(len(draws))
-
-
-def _entropy(probs: Tensor) -> Tensor:
-    return torch.special.entr(probs).sum(-1)
-
-
-def _disagree(probs: Tensor, within: Tensor) -> Tensor:
-    """The entropy of the averaged probabilities that is more than that of single draws."""
-    return (_entropy(probs) - within).clamp(min=0)
-
-
-def _doubt(logits: Tensor, std: Tensor) -> Tensor:
-    """Where every logit grows with the input's, so does its spread: only beside the lead does it say how sure it is."""
-    best, where = logits.topk(2, dim=1)
-    return std.gather(1, where[:, :1])[:, 0] / (best[:, 0] - best[:, 1]).clamp(min=1e-6)
 
 
 def _run(model: nn.Module, x: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
-from tensor_dropout.robustness.evaluation import Pair, Settings, Variant, evaluate
+from tensor_dropout.robustness.evaluation import evaluate
 from tensor_dropout.robustness.outcomes import FILE, Outcomes
 from tensor_dropout.robustness.protocol import choose_noise
+from tensor_dropout.robustness.runner import Pair, Variant
+from tensor_dropout.robustness.settings import Settings
 from tensor_dropout.robustness.target import Target
 from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, Data, Split, load_data
 from tensor_dropout_lab.evaluation.examples import Examples, Scale, build_target, measure_scale, take_examples
