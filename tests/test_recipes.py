@@ -19,7 +19,7 @@ import tensor_dropout_lab
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
 from tensor_dropout_lab.evaluation.runs import RunSettings
 from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment, synthetic
-from tensor_dropout_lab.experiments.cells import Place, complete, evaluate_cell, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import RunContext, complete, evaluate_cell, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import (
     ROOT,
     describe_experiment,
@@ -355,7 +355,7 @@ def find_settings(cell, monkeypatch):
         asked.update(settings=settings, images=images, root=root)
 
     monkeypatch.setattr("tensor_dropout_lab.evaluation.runs.evaluate_run", note)
-    evaluate_cell(cell, Path("run"), Path("out"), Place(Path("base"), {"cifar100": "/data"}))
+    evaluate_cell(cell, Path("run"), Path("out"), RunContext(Path("base"), {"cifar100": "/data"}))
     return asked
 
 
@@ -380,7 +380,7 @@ def test_every_recipe_validates(name, preset, monkeypatch):
     known = {"label", "seeds", "resample", "grid", "points", "variants", "evaluation", "of"}
     assert set(recipe.settings) <= known | {"data", "net", "optimizer", "schedule", "run"}
     for cell in cells:
-        config = resolve_config(overrides=complete(cell.of or cell, Place(Path("base"), {})))
+        config = resolve_config(overrides=complete(cell.of or cell, RunContext(Path("base"), {})))
         assert config.run.seed == (cell.of or cell).seed == cell.seed
         trained = (cell.of or cell).config
         for key, value in cell.point.items():
@@ -654,7 +654,7 @@ def test_one_step_of_the_synthetic_stages(name, preset, tmp_path):
 def test_the_miniature_trains(name, tmp_path):
     cell = expand(find(name, "quick"), "quick")[-1]
     cell = replace(cell, config={**cell.config, "run.epochs": 1, "run.evaluate_every": 1}, evaluation=None)
-    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "done", find_cell(cell, tmp_path).detail
+    assert run_cell(cell, RunContext(tmp_path, {}, "cpu")) == "done", find_cell(cell, tmp_path).detail
     found = find_cell(cell, tmp_path)
     assert found.state == "done"
     assert found.record["data"]["simulated"] == (cell.config["data.name"] == "phantom")

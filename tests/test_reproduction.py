@@ -40,7 +40,7 @@ from tensor_dropout_lab.evaluation.intervals import (
     seed_interval,
 )
 from tensor_dropout_lab.experiments import paper, recipes, sweep, synthetic
-from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import FORMAT, RunContext, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
@@ -173,7 +173,7 @@ def list_cells(*names):
 def reproduce(base, *names, **options):
     """Run what is missing of the miniatures; what was said."""
     console = Console(file=io.StringIO(), width=1000)
-    place = Place(base, {}, "cpu", options.pop("rerun_stale", False))
+    place = RunContext(base, {}, "cpu", options.pop("rerun_stale", False))
     paper.run_cells(list_cells(*names), place, console=console, **options)
     return console.file.getvalue()
 
@@ -411,7 +411,7 @@ def test_a_failed_seed_is_never_averaged_in(copied, tmp_path):
 def test_a_failure_that_nobody_foresaw_keeps_its_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr("tensor_dropout_lab.experiments.cells.complete", lambda cell, place: {}["rank"])
     cell = one("cifar100/fc")
-    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "failed"
+    assert run_cell(cell, RunContext(tmp_path, {}, "cpu")) == "failed"
     record = find_cell(cell, tmp_path).run.read("failed.json")
     assert record["error"] == "KeyError: 'rank'"
     assert "in train_cell" in record["traceback"]
@@ -560,7 +560,7 @@ def test_records_without_what_they_should_hold(copied):
 
 def test_an_interrupted_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, started):
     cell = one("cifar100/rtrl-tucker", run__epochs=3)
-    whole, cut = Place(tmp_path / "whole", {}, "cpu"), Place(tmp_path / "cut", {}, "cpu")
+    whole, cut = RunContext(tmp_path / "whole", {}, "cpu"), RunContext(tmp_path / "cut", {}, "cpu")
     assert run_cell(cell, whole) == "done"
     steps, update = [], Step.__call__
 
@@ -599,9 +599,9 @@ def test_an_interrupted_evaluation_goes_on(copied, monkeypatch):
 
     monkeypatch.setattr(Outcomes, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run_cell(cell, Place(base, {}, "cpu"))
+        run_cell(cell, RunContext(base, {}, "cpu"))
     assert find_cell(cell, base).state == "missing"
-    assert run_cell(cell, Place(base, {}, "cpu")) == "done"
+    assert run_cell(cell, RunContext(base, {}, "cpu")) == "done"
     assert Counter(names).most_common(1)[0] == (names[9], 2)  # only what was cut off was done twice
 
 
@@ -619,7 +619,7 @@ def test_a_run_comes_before_its_evaluation_and_both_are_skipped_when_done(tmp_pa
 
 def test_a_missing_source_is_said(tmp_path):
     [cell] = list_cells("mri-noise/rtrl-cp")
-    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "failed"
+    assert run_cell(cell, RunContext(tmp_path, {}, "cpu")) == "failed"
     assert find_cell(cell, tmp_path).detail == "the run that it evaluates, mri/rtrl-cp-seed0, is not done"
     assert not (tmp_path / "mri").exists()
 
@@ -778,11 +778,11 @@ def test_a_run_that_another_process_is_at_is_not_called_failed(tmp_path):
     [cell] = list_cells("imagenet/fc")
     folder = tmp_path / cell.experiment / cell.slug
     with lock_folder(folder):
-        assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "missing"
+        assert run_cell(cell, RunContext(tmp_path, {}, "cpu")) == "missing"
     assert not (folder / "failed.json").exists()
     with lock_folder(folder):
         assert "1 are missing: another process is at them" in reproduce(tmp_path, "imagenet/fc")
-    assert run_cell(cell, Place(tmp_path, {}, "cpu")) == "done"
+    assert run_cell(cell, RunContext(tmp_path, {}, "cpu")) == "done"
 
 
 @pytest.mark.parametrize(
@@ -802,7 +802,7 @@ def test_workers_take_turns_on_the_gpus(tmp_path, engine, monkeypatch, visible, 
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    sweep.run_sweep(sweep.group_cells(list_cells("cifar100")), Place(tmp_path, {}, device), workers=3)
+    sweep.run_sweep(sweep.group_cells(list_cells("cifar100")), RunContext(tmp_path, {}, device), workers=3)
     assert engine.gpus == expected
 
 
@@ -812,7 +812,7 @@ def test_a_worker_sees_its_gpu_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sweep, "run_cell", lambda cell, place: seen.append((os.environ["CUDA_VISIBLE_DEVICES"], place.device))
     )
-    sweep.run_units(sweep.group_cells(list_cells("cifar100/fc")), Place(tmp_path, {}, "cuda:1"), "1")
+    sweep.run_units(sweep.group_cells(list_cells("cifar100/fc")), RunContext(tmp_path, {}, "cuda:1"), "1")
     assert set(seen) == {("1", "auto")}
 
 
@@ -830,7 +830,7 @@ def test_one_worker_needs_no_engine(tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "import_extra", None)  # would fail if it were asked for
     reproduce(tmp_path, "cifar100/fc", workers=1)
     [cell] = list_cells("imagenet/fc")
-    sweep.run_sweep([[cell]], Place(tmp_path, {}, "cpu"), workers=2)  # one unit: nothing to share
+    sweep.run_sweep([[cell]], RunContext(tmp_path, {}, "cpu"), workers=2)  # one unit: nothing to share
     assert find_cell(cell, tmp_path).state == "done"
 
 
@@ -1527,7 +1527,7 @@ def test_an_ensemble_by_itself_is_not_stale(tmp_path):
     [runs] = [
         runs for runs in find_runs("mri-uncertainty", {"paper": tmp_path}, "paper") if "ensemble" in runs.recipe.name
     ]
-    assert {found.state for _, found in runs.found} == {"done"}
+    assert {found.state for _, found in runs.records} == {"done"}
 
 
 def test_an_interval_over_folds_does_not_count_seeds_as_people():

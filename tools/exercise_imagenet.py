@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from tensor_dropout.progress import show_progress
-from tensor_dropout_lab.experiments.cells import Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import RunContext, find_cell, run_cell
 from tensor_dropout_lab.experiments.paper import list_cells
 
 
@@ -28,10 +28,10 @@ def generate(folder, classes, train, validation, side, seed=0):
     with show_progress("generating JPEG files", classes * (train + validation)) as advance:
         for part, number in (("train", train), ("val", validation)):
             for label in range(classes):
-                place = folder / part / f"n{label:08d}"
-                place.mkdir(parents=True, exist_ok=True)
+                class_folder = folder / part / f"n{label:08d}"
+                class_folder.mkdir(parents=True, exist_ok=True)
                 for k in range(number):
-                    path = place / f"{part}_{k:05d}.JPEG"
+                    path = class_folder / f"{part}_{k:05d}.JPEG"
                     if not path.is_file():
                         pixels = patterns[label] + rng.normal(0, 60, patterns[label].shape)
                         coarse = Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
@@ -55,7 +55,7 @@ def main():
     given = parser.parse_args()
     data = given.out / "data"
     generate(data, given.classes, given.train, given.validation, given.side)
-    place = Place(given.out / "results", {"imagefolder": str(data)}, given.device)
+    context = RunContext(given.out / "results", {"imagefolder": str(data)}, given.device)
     milestones = [round(given.epochs * share) for share in (1 / 3, 2 / 3)]
     shorter = {
         "run.epochs": given.epochs,
@@ -69,8 +69,8 @@ def main():
         run = replace(attacked.of, config={**attacked.of.config, **shorter})
         evaluation = {**attacked.evaluation, "images": given.images}
         for cell in (run, replace(attacked, of=run, evaluation=evaluation)):
-            run_cell(cell, place)
-            found = find_cell(cell, place.base)
+            run_cell(cell, context)
+            found = find_cell(cell, context.base)
             print(f"{cell.experiment}/{cell.slug}: {found.state} {found.detail}")
             if found.result is not None:
                 print(

@@ -137,17 +137,17 @@ def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> tup
     """The paper's experiments, all networks in one sweep, then the report."""
     from rich.console import Console
 
-    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_place, run_cells
+    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_context, run_cells
     from tensor_dropout_lab.experiments.recipes import list_experiments
 
     names = list_experiments()
-    place = make_place(base, options)
+    context = make_context(base, options)
     cells = [cell for name in names if _has_recipes(name) for cell in list_cells(name, preset, seed)]
-    check_data(cells, place)
+    check_data(cells, context)
     for name in names:
         if not _has_recipes(name):
             _run_one(name, preset, base, seed, {})
-    failed = run_cells(cells, place, console=Console(), **options)
+    failed = run_cells(cells, context, console=Console(), **options)
     return write_report({preset: base}, base / "report"), failed
 
 

@@ -74,7 +74,7 @@ def _is_of(header: dict[str, Any], cell: Cell) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunContext:
     """Where cells run.
 
     Attributes:
@@ -90,30 +90,30 @@ class Place:
     rerun_stale: bool = False
 
 
-def run_cell(cell: Cell, place: Place) -> str:
+def run_cell(cell: Cell, context: RunContext) -> str:
     """Run what is missing of a cell; a failure is written down, not raised.
 
     Returns:
         "done", "failed", "stale" if it was left alone, or "missing" if another process is at it.
     """
-    folder = place.base / cell.experiment / cell.slug
-    before = find_cell(cell, place.base)
-    if before.state == "done" or (before.state == "stale" and not place.rerun_stale):
+    folder = context.base / cell.experiment / cell.slug
+    before = find_cell(cell, context.base)
+    if before.state == "done" or (before.state == "stale" and not context.rerun_stale):
         return before.state
-    _make_room(cell, before, place.base)
+    _make_room(cell, before, context.base)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "failed.json").unlink(missing_ok=True)
     write_json(folder / "cell.json", {"format": FORMAT, "version": __version__, "identity": cell.identity()})
     try:
         if cell.of is None:
-            train_cell(cell, folder, place)
+            train_cell(cell, folder, context)
             run, out = folder, folder / "evaluation"
         else:
-            run, out = place.base / cell.of.experiment / cell.of.slug, folder
+            run, out = context.base / cell.of.experiment / cell.of.slug, folder
             for source in (cell.of, *cell.others):
-                _require_weights(source, place.base)
+                _require_weights(source, context.base)
         if cell.evaluation is not None:
-            evaluate_cell(cell, run, out, place)
+            evaluate_cell(cell, run, out, context)
     except FolderInUseError:  # it will be done
         return "missing"
     except Exception as error:  # any failure of one cell must leave the others alone, and must be seen in the report
@@ -160,26 +160,26 @@ def _make_room(cell: Cell, before: RunRecord, base: Path) -> None:
         run.folder.replace(aside / f"{cell.slug}-{len(list(aside.iterdir()))}")
 
 
-def train_cell(cell: Cell, folder: Path, place: Place) -> None:
+def train_cell(cell: Cell, folder: Path, context: RunContext) -> None:
     """Train, or go on training; checkpoints are removed once the result is there."""
     from tensor_dropout_lab.training.checkpoint import list_checkpoints
     from tensor_dropout_lab.training.config import resolve_config
     from tensor_dropout_lab.training.loop import train
 
-    config = resolve_config(overrides=complete(cell, place))
+    config = resolve_config(overrides=complete(cell, context))
     train(config, folder, show=False)
     for path in list_checkpoints(folder):
         path.unlink()
 
 
-def complete(cell: Cell, place: Place) -> dict[str, Any]:
+def complete(cell: Cell, context: RunContext) -> dict[str, Any]:
     """The cell's config with what belongs to this machine: the data's folder and the device."""
-    own = {**cell.config, "run.device": place.device}
-    root = place.roots.get(cell.config["data.name"])
+    own = {**cell.config, "run.device": context.device}
+    root = context.roots.get(cell.config["data.name"])
     return own | ({} if root is None else {"data.root": root})
 
 
-def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
+def evaluate_cell(cell: Cell, run: Path, out: Path, context: RunContext) -> None:
     """Evaluate a run that is done, or go on evaluating it; with its table's figures."""
     from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 
@@ -188,13 +188,13 @@ def evaluate_cell(cell: Cell, run: Path, out: Path, place: Place) -> None:
     prediction = {key: options.pop(key) for key in ("images", "mode", "samples") if key in options}
     options["noise"] = tuple(options.pop("noise", ())) or ("none",)
     name = (cell.of or cell).config["data.name"]
-    root = place.roots.get(name)
+    root = context.roots.get(name)
     evaluate_run(
         run,
         RunSettings(**options),
         out=out,
         **{"images": None, **prediction},
-        ensemble=[place.base / other.experiment / other.slug for other in cell.others],
+        ensemble=[context.base / other.experiment / other.slug for other in cell.others],
         root=None if root is None else Path(root),
-        device=place.device,
+        device=context.device,
     )

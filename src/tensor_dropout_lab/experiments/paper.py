@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.experiments.cells import Place, complete, find_cell
+from tensor_dropout_lab.experiments.cells import RunContext, complete, find_cell
 from tensor_dropout_lab.experiments.recipes import Cell, expand, load_recipes, suggest
 from tensor_dropout_lab.experiments.sweep import group_cells, run_sweep
 from tensor_dropout_lab.figures import require_matplotlib
@@ -35,7 +35,7 @@ def list_cells(name: str, preset: str, seed: int = 0) -> list[Cell]:
 
 def run_cells(
     cells: list[Cell],
-    place: Place,
+    context: RunContext,
     *,
     workers: int = 1,
     cluster: str = "local",
@@ -46,7 +46,7 @@ def run_cells(
 
     Args:
         cells: from :func:`list_cells`.
-        place: where results go.
+        context: where results go.
         workers: processes or jobs.
         cluster: "local" or "slurm".
         console: where to say it.
@@ -56,19 +56,19 @@ def run_cells(
         How many have no result that can be used: they failed, or their records are damaged.
     """
     require_matplotlib()
-    states = {(cell.experiment, cell.slug): find_cell(cell, place.base).state for cell in cells}
-    wanted = {"missing", "failed", "damaged", *(["stale"] if place.rerun_stale else [])}
+    states = {(cell.experiment, cell.slug): find_cell(cell, context.base).state for cell in cells}
+    wanted = {"missing", "failed", "damaged", *(["stale"] if context.rerun_stale else [])}
     pending = [cell for cell in cells if states[cell.experiment, cell.slug] in wanted]
-    check_data(pending, place)
+    check_data(pending, context)
     if pending:
-        where = "SLURM" if cluster == "slurm" else choose_device(place.device).type
+        where = "SLURM" if cluster == "slurm" else choose_device(context.device).type
         print(f"{len(pending)} of {len(cells)} runs are to do, on {where}.", file=sys.stderr, flush=True)
     ensembles = [cell for cell in pending if cell.others]  # after all their members, which several processes train
     members = [source for cell in ensembles for source in (cell.of, *cell.others) if source is not None]
     for wave in (_list_once([*members, *(cell for cell in pending if not cell.others)]), ensembles):
         if wave:
-            run_sweep(group_cells(wave), place, workers=workers, cluster=cluster, **resources)
-    found = [find_cell(cell, place.base) for cell in cells]
+            run_sweep(group_cells(wave), context, workers=workers, cluster=cluster, **resources)
+    found = [find_cell(cell, context.base) for cell in cells]
     count = Counter(each.state for each in found)
     now = ", ".join(f"{number} {state}" for state, number in count.items())
     console.print(f"{len(pending)} of {len(cells)} runs were to do; now {now}.", highlight=False)
@@ -92,23 +92,23 @@ def _list_once(cells: list[Cell]) -> list[Cell]:
     return list({(cell.experiment, cell.slug): cell for cell in cells}.values())
 
 
-def check_data(cells: list[Cell], place: Place) -> None:
+def check_data(cells: list[Cell], context: RunContext) -> None:
     """Load every data set once before anything starts: a missing folder is said at once, with its layout."""
     from tensor_dropout_lab.data import load_data
     from tensor_dropout_lab.training.config import resolve_config
 
     seen = set()
     for cell in cells:
-        config = resolve_config(overrides=complete(cell.of or cell, place)).data
+        config = resolve_config(overrides=complete(cell.of or cell, context)).data
         key = repr(config)
         if key not in seen:
             seen.add(key)
             load_data(config.name, root=config.root, seed=config.seed, **config.options)
 
 
-def make_place(out: Path, options: dict[str, Any]) -> Place:
+def make_context(out: Path, options: dict[str, Any]) -> RunContext:
     """Where to run; its settings are taken out of the options."""
-    return Place(out, options.pop("roots", {}), options.pop("device", "auto"), options.pop("rerun_stale", False))
+    return RunContext(out, options.pop("roots", {}), options.pop("device", "auto"), options.pop("rerun_stale", False))
 
 
 def run(name: str, preset: str, out: Path, seed: int, **options: Any) -> list[Path]:
@@ -135,9 +135,9 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
     from tensor_dropout_lab.report.text import write_markdown
 
     console = Console()
-    place = make_place(out, options)
+    context = make_context(out, options)
     cells = [cell for name in names for cell in list_cells(name, preset, seed)]
-    failed = run_cells(_list_once(cells), place, console=console, **options)
+    failed = run_cells(_list_once(cells), context, console=console, **options)
     written = []
     for experiment in dict.fromkeys(name.partition("/")[0] for name in names):
         section = build_section(experiment, {preset: out}, out / experiment)

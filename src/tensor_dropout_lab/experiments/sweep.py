@@ -14,7 +14,7 @@ import torch
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.progress import show_progress
-from tensor_dropout_lab.experiments.cells import Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import RunContext, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import Cell
 from tensor_dropout_lab.extras import import_extra
 from tensor_dropout_lab.records import handing_on_the_command
@@ -45,23 +45,25 @@ def group_cells(cells: list[Cell]) -> list[Unit]:
     return list(units.values())
 
 
-def run_units(units: list[Unit], place: Place, gpu: str | None = None) -> None:
+def run_units(units: list[Unit], context: RunContext, gpu: str | None = None) -> None:
     """Run units one after another in this process; it sees this GPU alone (submitit shows the first to all)."""
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-        place = replace(place, device="auto")
+        context = replace(context, device="auto")
     with interrupt_on_sigterm():
         for unit in units:
             for cell in unit:
-                run_cell(cell, place)
+                run_cell(cell, context)
 
 
-def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str = "local", **resources: Any) -> None:
+def run_sweep(
+    units: list[Unit], context: RunContext, *, workers: int = 1, cluster: str = "local", **resources: Any
+) -> None:
     """Run what is missing of all units.
 
     Args:
         units: from :func:`group_cells`.
-        place: where results go.
+        context: where results go.
         workers: processes, or SLURM jobs; every one takes its share of the units, and processes take turns on the GPUs.
         cluster: "local" or "slurm".
         **resources: parameters of submitit's executor, such as ``slurm_partition``.
@@ -75,21 +77,21 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
             for unit in units:
                 for cell in unit:
                     advance.describe(f"{cell.experiment}/{cell.slug}")
-                    run_cell(cell, place)
+                    run_cell(cell, context)
                     advance(1)
-                    _tell([cell], place)
+                    _tell([cell], context)
             return
         submitit = import_extra("submitit", "reproduce")
-        executor = submitit.AutoExecutor(folder=place.base / ".jobs", cluster=cluster)
+        executor = submitit.AutoExecutor(folder=context.base / ".jobs", cluster=cluster)
         executor.update_parameters(name="tensor-dropout", **(_choose_resources(cluster) | resources))
-        gpus = list_gpus(place.device) if cluster == "local" else []
+        gpus = list_gpus(context.device) if cluster == "local" else []
         with handing_on_the_command():
             jobs = [
-                executor.submit(run_units, share, place, gpus[number % len(gpus)] if gpus else None)
+                executor.submit(run_units, share, context, gpus[number % len(gpus)] if gpus else None)
                 for number, share in enumerate(deal(units, workers))
             ]
         try:
-            _wait(jobs, cells, place, advance)
+            _wait(jobs, cells, context, advance)
         except KeyboardInterrupt:
             for job in jobs:
                 _stop(job, cluster)
@@ -97,29 +99,29 @@ def run_sweep(units: list[Unit], place: Place, *, workers: int = 1, cluster: str
         died = [job for job in jobs if job.exception() is not None]
         if died:
             raise TensorDropoutError(
-                f"reproduce: {len(died)} of {len(jobs)} jobs died; what they printed is in {place.base / '.jobs'}; "
+                f"reproduce: {len(died)} of {len(jobs)} jobs died; what they printed is in {context.base / '.jobs'}; "
                 "what is done is kept, and the same command goes on"
             )
 
 
-def _wait(jobs: list[Any], cells: list[Cell], place: Place, advance: Any) -> None:
+def _wait(jobs: list[Any], cells: list[Cell], context: RunContext, advance: Any) -> None:
     pending = cells
     while True:
         finished = all(job.done() for job in jobs)
-        ended = [cell for cell in pending if find_cell(cell, place.base).state in ("done", "failed")]
+        ended = [cell for cell in pending if find_cell(cell, context.base).state in ("done", "failed")]
         pending = [cell for cell in pending if cell not in ended]
         advance(len(ended))
-        _tell(ended, place)
+        _tell(ended, context)
         if finished:
             return
         time.sleep(0.5)
 
 
-def _tell(ended: list[Cell], place: Place) -> None:
+def _tell(ended: list[Cell], context: RunContext) -> None:
     """A line for each run that ended, where no bar can be shown: in the file of a batch job, say."""
     if not sys.stderr.isatty():
         for cell in ended:
-            state = find_cell(cell, place.base).state
+            state = find_cell(cell, context.base).state
             print(f"{state}: {cell.experiment}/{cell.slug}", file=sys.stderr, flush=True)
 
 

@@ -68,7 +68,7 @@ def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
         own = {runs.recipe.row: _check_predictions(runs) for runs in find_runs(experiment, bases, preset)}
         seeds = {row: read_seeds(runs) for row, runs in own.items()}
         seeds = {row: people for row, people in seeds.items() if people}
-        if not any(FOLD in cell.point for runs in own.values() for cell, _ in runs.found):
+        if not any(FOLD in cell.point for runs in own.values() for cell, _ in runs.records):
             continue
         label = label_of(experiment, preset)
         section.tables.append(_tabulate_people(own, seeds, size, label))
@@ -84,7 +84,7 @@ def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
 def show_age_error(runs: Runs, metric: str) -> Cell:
     """The mean absolute error over all people, with its interval; without folds, as any other score."""
     runs = _check_predictions(runs)
-    if runs.broken() is not None or all(FOLD not in cell.point for cell, _ in runs.found):
+    if runs.broken() is not None or all(FOLD not in cell.point for cell, _ in runs.records):
         return show_score(runs, metric)
     seeds = read_seeds(runs)
     if not seeds:
@@ -100,7 +100,7 @@ def read_seeds(runs: Runs) -> list[People]:
 def _check_predictions(runs: Runs) -> Runs:
     """The runs, of which those of a fold are damaged whose table of predictions cannot be used."""
     return Runs(
-        runs.recipe, [(cell, _check_fold(found) if FOLD in cell.point else found) for cell, found in runs.found]
+        runs.recipe, [(cell, _check_fold(found) if FOLD in cell.point else found) for cell, found in runs.records]
     )
 
 
@@ -121,7 +121,7 @@ def _check_fold(found: RunRecord) -> RunRecord:
 def _group_seeds(runs: Runs) -> list[list[tuple[int, RunRecord]]]:
     """The folds of each seed, if all of them are done."""
     seeds: dict[int, list[tuple[int, RunRecord]]] = {}
-    for cell, found in runs.found:
+    for cell, found in runs.records:
         seeds.setdefault(cell.seed, []).append((cell.point.get(FOLD, 0), found))
     return [folds for folds in seeds.values() if all(found.state == "done" for _, found in folds)]
 

@@ -124,7 +124,7 @@ def list_verdicts(networks: Mapping[str, Runs], size: str) -> list[tuple[str, st
     """What the audit says of every attacked network."""
     verdicts = []
     for name, runs in networks.items():
-        for cell, found in runs.found:
+        for cell, found in runs.records:
             if found.state == "done" and found.evaluation and "audit" in found.evaluation["summary"]:
                 seed = f", seed {cell.seed}" if len(runs.done()) > 1 else ""
                 verdicts.append((f"{name}{seed} ({size})", found.evaluation["summary"]["audit"]["verdict"]))

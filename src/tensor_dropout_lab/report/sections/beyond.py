@@ -54,7 +54,7 @@ def _tabulate(own: list[Runs], metric: str, caption: str, label: str) -> Table:
 
 def _points(runs: Runs) -> list[dict[str, Any]]:
     """The points of the grid, each once."""
-    return list({repr(cell.point): cell.point for cell, _ in runs.found}.values())
+    return list({repr(cell.point): cell.point for cell, _ in runs.records}.values())
 
 
 def _name(point: dict[str, Any]) -> str:
@@ -98,13 +98,13 @@ def _show_change(own: Runs, baseline: Runs) -> Cell:
     found, plain = (
         {
             cell.seed: run.result["validation"]["accuracy"]
-            for cell, run in each.found
+            for cell, run in each.records
             if run.state == "done" and run.result
         }
         for each in (own, baseline)
     )
     changes = [found[seed] - plain[seed] for seed in sorted(found.keys() & plain.keys())]
-    if own.found == baseline.found or len(changes) < 2:
+    if own.records == baseline.records or len(changes) < 2:
         return Cell("")
     listed = ", ".join(f"{change:+.2f}" for change in changes).replace("-", "−")
     if len(changes) == 2:  # as scores of two seeds are shown: their interval is too wide to be of use

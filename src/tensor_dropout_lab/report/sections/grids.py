@@ -37,7 +37,7 @@ def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
                     _tabulate(runs, "validation", f"accuracy in % on held-out training images, {size}", label)
                 )
             if runs.results():
-                panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.found]
+                panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.records]
         if panels:
             stem = figures / f"{experiment}-{preset}"
             drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
@@ -84,7 +84,7 @@ def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
     """The trials of each head, failed ones too, and the seconds of those that ended."""
     rows = []
     for runs in own:
-        tried = [found for _, found in runs.found if found.state in ("done", "failed")]
+        tried = [found for _, found in runs.records if found.state in ("done", "failed")]
         seconds = sum(result["seconds"] for result in runs.results())
         numbers = [Cell(str(len(tried)), "ours"), Cell(f"{seconds:.0f}", "ours")]
         rows.append([Cell(runs.recipe.row), *(numbers if tried else [Cell("not run", "not run")] * 2)])
@@ -93,14 +93,14 @@ def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
 
 def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:
     """The last key of the grid across, the one before it down; a single key down, with the seconds of its runs."""
-    *down, across = runs.found[0][0].point
+    *down, across = runs.records[0][0].point
     if not down:
         return _list(runs, part, caption, label, metric)
     ranked = "net.rank" in down
-    values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.found))
+    values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.records))
     rows: dict[str, list[Cell]] = {}
-    for name in dict.fromkeys(_name(cell.point, down) for cell, _ in runs.found):
-        own = [(cell, found) for cell, found in runs.found if _name(cell.point, down) == name]
+    for name in dict.fromkeys(_name(cell.point, down) for cell, _ in runs.records):
+        own = [(cell, found) for cell, found in runs.records if _name(cell.point, down) == name]
         ratios = [result["compression_ratio"] for result in Runs(runs.recipe, own).results()]
         ratio = [Cell(f"{ratios[0]:.1f}" if ratios and ratios[0] else "")] if ranked else []
         scores = [
@@ -114,10 +114,10 @@ def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "ac
 
 
 def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table:
-    (key,) = runs.found[0][0].point
+    (key,) = runs.records[0][0].point
     rows = []
-    for value in dict.fromkeys(cell.point[key] for cell, _ in runs.found):
-        own = Runs(runs.recipe, [each for each in runs.found if each[0].point[key] == value])
+    for value in dict.fromkeys(cell.point[key] for cell, _ in runs.records):
+        own = Runs(runs.recipe, [each for each in runs.records if each[0].point[key] == value])
         seconds = Cell(f"{sum(result['seconds'] for result in own.results()):.0f}" if own.results() else "", "ours")
         rows.append([Cell(name_value(value)), show_score(own, metric, part), seconds])
     columns = [name_key(key), find_metric(metric).describe("years"), "seconds of training"]

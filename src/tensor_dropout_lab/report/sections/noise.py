@@ -59,7 +59,7 @@ def tabulate_noise(
     curves: dict[str, list[dict[str, Any]]] = {}
     for name, runs in networks.items():
         if runs.broken() is None and runs.summaries():
-            folds = [cell.point.get(FOLD) for cell, found in runs.found if found.state == "done" and found.evaluation]
+            folds = [cell.point.get(FOLD) for cell, found in runs.records if found.state == "done" and found.evaluation]
             curves[name] = _pool_levels(runs.summaries(), family, folds)
     levels = [row["level"] for row in next(iter(curves.values()), []) if row["level"] is not None]
     columns = (
@@ -81,8 +81,8 @@ _VARIANTS_NOTE = (
 
 def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, family: str) -> list[Table]:
     """Where folds were trained in different ways: a row for each head, a column for each way, at a middle level."""
-    variants = list(dict.fromkeys(cell.point.get(VARIANT) for runs in networks.values() for cell, _ in runs.found))
-    levels = [_read_levels(found, family) for runs in networks.values() for _, found in runs.found]
+    variants = list(dict.fromkeys(cell.point.get(VARIANT) for runs in networks.values() for cell, _ in runs.records))
+    levels = [_read_levels(found, family) for runs in networks.values() for _, found in runs.records]
     shared = [level for level in next(filter(None, levels), {}) if all(level in each for each in levels if each)]
     if len(variants) < 2 or not shared:
         return []
@@ -96,11 +96,11 @@ def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, f
 
 def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
     """The mean over folds of the means over seeds; what is wrong with the runs, if something is."""
-    own = Runs(runs.recipe, [(cell, found) for cell, found in runs.found if cell.point.get(VARIANT) == variant])
-    if not own.found:
+    own = Runs(runs.recipe, [(cell, found) for cell, found in runs.records if cell.point.get(VARIANT) == variant])
+    if not own.records:
         return Cell("")
     folds: dict[Any, list[float]] = {}
-    for cell, found in own.found:
+    for cell, found in own.records:
         if level in (levels := _read_levels(found, family)):
             folds.setdefault(cell.point.get(FOLD), []).append(levels[level])
     broken = own.broken()

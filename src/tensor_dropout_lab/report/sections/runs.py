@@ -29,11 +29,11 @@ class Runs:
     """All runs of one recipe in one preset, or those of one point of its grid."""
 
     recipe: Recipe
-    found: list[tuple[Any, RunRecord]]
+    records: list[tuple[Any, RunRecord]]
 
     def done(self) -> list[RunRecord]:
         """Those that may be averaged."""
-        return [found for _, found in self.found if found.state == "done"]
+        return [found for _, found in self.records if found.state == "done"]
 
     def results(self) -> list[dict[str, Any]]:
         """What came out of the training of those."""
@@ -41,7 +41,7 @@ class Runs:
 
     def scores(self, part: str = "test") -> list[dict[str, Any]]:
         """The numbers on a part of the data: of training or, of rows that evaluate another's runs, on clean inputs."""
-        if any(cell.of is not None for cell, _ in self.found):
+        if any(cell.of is not None for cell, _ in self.records):
             return [summary["clean"] for summary in self.summaries()]
         return [result.get(part, {}) for result in self.results()]
 
@@ -51,10 +51,10 @@ class Runs:
 
     def broken(self) -> Cell | None:
         """What to show instead of a number, if there is none."""
-        states: list[Any] = [found.state for _, found in self.found]
+        states: list[Any] = [found.state for _, found in self.records]
         for state in ("failed", "damaged", "stale"):
             if state in states:
-                details = {found.detail for _, found in self.found if found.state == state}
+                details = {found.detail for _, found in self.records if found.state == state}
                 number = f"{states.count(state)} of {len(states)} runs"
                 return Cell(state, state, f"{number}: {'; '.join(sorted(details))}")
         return None if self.done() else Cell("not run", "not run")
@@ -62,8 +62,8 @@ class Runs:
     def points(self) -> dict[str, Runs]:
         """The runs of each point of the grid, by its name in words; "" if there is no grid."""
         points: dict[str, Runs] = {}
-        for cell, found in self.found:
-            points.setdefault(name_point(cell.point), Runs(self.recipe, [])).found.append((cell, found))
+        for cell, found in self.records:
+            points.setdefault(name_point(cell.point), Runs(self.recipe, [])).records.append((cell, found))
         return points
 
 
