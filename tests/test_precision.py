@@ -94,7 +94,8 @@ def test_autocast_accepts_features_of_its_own_dtype(dtype, format):
 @every_low_precision
 @every_format
 def test_low_precision_masks_are_not_rounded(dtype, format):
-    masks = [mask for mask in make_layer(format, dtype=dtype, theta=0.9).draw_masks() if mask is not None]
+    layer = make_layer(format, dtype=dtype, theta=0.9)
+    masks = [mask.flatten() for mask in layer.draw_masks(batch=20) if mask is not None]  # enough for some zeros
     assert torch.cat(masks).unique().tolist() == [0.0, pytest.approx(1 / 0.9, rel=1e-6)]
 
 
