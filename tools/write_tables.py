@@ -35,7 +35,7 @@ PICTURES = {
 @cache
 def load_section(experiment: str) -> Section:
     """A section of the report, of the full size."""
-    return build_section(experiment, {"paper": ROOT / "results"}, _figures())
+    return build_section(experiment, "paper", ROOT / "results", _figures())
 
 
 @cache

@@ -10,7 +10,7 @@ import typer
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.data import DATASETS
-from tensor_dropout_lab.experiments import EXPERIMENTS, describe, load_experiment
+from tensor_dropout_lab.experiments import EXPERIMENTS, PAPER, describe, load_experiment
 
 ALL = "all"
 
@@ -26,7 +26,7 @@ def _show_reproduce_help(context: typer.Context, asked: bool) -> None:
     table = Table("experiment", "what it is", "presets", title="Experiments", title_justify="left")
     for name, entry in EXPERIMENTS.items():
         table.add_row(name, describe(name), ", ".join(entry.presets))
-    table.add_row(ALL, "everything of the paper, then the report", "quick, paper")
+    table.add_row(ALL, f"the {len(PAPER)} experiments of the paper, then the report", "quick, paper")
     console = Console()
     console.print(table)
     for example in (
@@ -137,14 +137,12 @@ def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> tup
     """The paper's experiments, all networks in one sweep, then the report."""
     from rich.console import Console
 
-    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_context, run_cells
-    from tensor_dropout_lab.experiments.recipes import list_experiments
+    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_place, run_cells
 
-    names = list_experiments()
-    context = make_context(base, options)
-    cells = [cell for name in names if _has_recipes(name) for cell in list_cells(name, preset, seed)]
-    check_data(cells, context)
-    for name in names:
+    place = make_place(base, options)
+    cells = [cell for name in PAPER if _has_recipes(name) for cell in list_cells(name, preset, seed)]
+    check_data(cells, place)
+    for name in PAPER:
         if not _has_recipes(name):
             _run_one(name, preset, base, seed, {})
     failed = run_cells(cells, context, console=Console(), **options)

@@ -42,6 +42,20 @@ EXPERIMENTS: dict[str, Entry] = {name: _enter(name) for name in list_experiments
 """Name -> entry of the experiment; those of the paper in its order, then our own."""
 
 
+PAPER = (
+    "synthetic-cp",
+    "synthetic-tucker",
+    "imagenet",
+    "imagenet-attacks",
+    "mri",
+    "mri-noise",
+    "cifar100",
+    "cifar100-surface",
+    "cifar100-attacks",
+)
+"""The paper's own experiments: what ``reproduce all`` and ``make demo`` run. The others ask our own questions."""
+
+
 class Experiment(Protocol):
     """What the module of an entry must offer."""
 

@@ -140,7 +140,7 @@ def run_several(names: list[str], preset: str, out: Path, seed: int, **options: 
     failed = run_cells(_list_once(cells), context, console=console, **options)
     written = []
     for experiment in dict.fromkeys(name.partition("/")[0] for name in names):
-        section = build_section(experiment, {preset: out}, out / experiment)
+        section = build_section(experiment, preset, out, out / experiment)
         print_section(section, console)
         page = out / experiment / "table.md"
         write_markdown(Report(section.title, [], [keep_what_was_run(section)], []), page)

@@ -17,6 +17,11 @@ MEANINGS: dict[State, str] = {
     "stale": "the recipe was changed after the run",
     "damaged": "the record cannot be read",
 }
+#: What must be said above the miniatures.
+MINIATURES = (
+    "Small runs on data that comes with the library. They show that each experiment runs, not what it finds at full "
+    "size: compare their rows with each other, never with the paper's."
+)
 #: States that a reader must not overlook.
 PROBLEMS: tuple[State, ...] = ("failed", "stale", "damaged")
 SHORT = 24  # characters: longer texts are read as sentences, not compared as numbers
@@ -87,6 +92,18 @@ def find_numbers(table: Table) -> list[bool]:
     ]
 
 
+def tabulate_claims(report: Report) -> Table:
+    """The claims of the paper with their verdicts, as a table."""
+    rows = []
+    for judged in report.claims:
+        claim = judged.claim
+        numbers = "; ".join(claim.show_measures())
+        state: State = "ours" if claim.measures else "not run"
+        verdict = Cell(claim.verdict, state, claim.note)
+        rows.append([Cell(claim.statement), Cell(claim.place), verdict, Cell(numbers), Cell(claim.unit)])
+    return Table("The paper's claims", ["claim", "where", "verdict", "ours, with intervals", "unit"], rows)
+
+
 def count_states(report: Report) -> dict[State, int]:
     """How many cells are in each state that occurs, labels not counted.
 
@@ -97,7 +114,7 @@ def count_states(report: Report) -> dict[State, int]:
         {'paper': 1, 'not run': 1}
     """
     found = Counter(
-        cell.state for section in report.sections for table in section.tables for row in table.rows for cell in row
+        cell.state for section in report.all_sections for table in section.tables for row in table.rows for cell in row
     )
     return {state: found[state] for state in MEANINGS if found[state]}
 
@@ -108,7 +125,7 @@ def check_tables(report: Report) -> None:
     Raises:
         ValueError: naming the section, the table and the row.
     """
-    for section in report.sections:
+    for section in report.all_sections:
         for table in section.tables:
             for index, row in enumerate(table.rows):
                 if len(row) != len(table.columns):

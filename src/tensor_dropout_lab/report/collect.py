@@ -1,24 +1,30 @@
-"""From recipes and records to the report: what the paper prints, what we measured, and what is missing."""
+"""From recipes and records to the report: verdicts first, then the full size, then the miniatures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tensor_dropout_lab.experiments.recipes import list_experiments
 from tensor_dropout_lab.record_store import RecordStore
-from tensor_dropout_lab.report.model import Report, Section
+from tensor_dropout_lab.report.claims import judge_claims
+from tensor_dropout_lab.report.drawings import draw_claim
+from tensor_dropout_lab.report.model import VERDICTS, Judged, Report, Section
 from tensor_dropout_lab.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout_lab.report.sections.attacks import build_attacks
 from tensor_dropout_lab.report.sections.beyond import build_conditions, build_settings, build_sizes, build_unknown
 from tensor_dropout_lab.report.sections.grids import build_surface, build_tuning
 from tensor_dropout_lab.report.sections.noise import build_noise
-from tensor_dropout_lab.report.sections.runs import SIZES, Bases
+from tensor_dropout_lab.report.sections.runs import Part
 from tensor_dropout_lab.report.sections.scores import build_scores
 from tensor_dropout_lab.report.sections.synthetic import build_synthetic
 
-_BUILDERS: dict[str, Callable[[str, Bases, Path], Section]] = {
+Bases = Mapping[str, Path]
+"""Preset -> the folder of its results."""
+SIZES: dict[str, str] = {"paper": "full size", "quick": "miniatures"}
+
+_BUILDERS: dict[str, Callable[[Part], Section]] = {
     "synthetic-cp": build_synthetic,
     "synthetic-tucker": build_synthetic,
     "imagenet-attacks": build_attacks,
@@ -47,41 +53,52 @@ def collect(bases: Bases, figures: Path) -> Report:
         bases: preset -> the folder of its results.
         figures: the folder for pictures.
     """
-    sections = [build_section(name, bases, figures) for name in list_experiments()]
-    cells = [cell for section in sections for table in section.tables for row in table.rows for cell in row]
-    measured = sum(cell.state == "ours" for cell in cells)
-    masked = [name for section in sections for name, verdict in section.verdicts if verdict.startswith("GRADIENT")]
+    sections = {
+        preset: [build_section(name, preset, base, figures) for name in _list_experiments(preset, base)]
+        for preset, base in bases.items()
+    }
     summary = [
-        "Every table and figure of “Tensor Dropout for Robust Learning” beside what this library measured. Miniatures "
-        "run on data that comes with the library; they show that the experiment runs, not what it finds at full size.",
-        f"{measured} numbers were measured here; what was not run says so.",
+        "The claims of “Tensor Dropout for Robust Learning”, each with a verdict that follows from our records by a "
+        "rule; then its tables and figures, ours beside the paper's."
     ]
-    if masked:
-        summary.append(f"The audit calls {len(masked)} of the attacked networks gradient masking.")
-    return Report("Tensor dropout: the paper, rerun", summary, sections, _environment(bases))
+    if "paper" not in bases:
+        summary.append("There are no records of the full size here, so no claim is judged: this page has miniatures.")
+    judged = judge_claims(bases["paper"]) if "paper" in bases else []
+    if judged:
+        counts = Counter(claim.verdict for claim in judged)
+        summary.append(
+            f"Of {len(judged)} claims: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) + "."
+        )
+    claims = [
+        Judged(claim, draw_claim(claim, figures / f"claim-{number}") if claim.measures else None)
+        for number, claim in enumerate(judged, 1)
+    ]
+    return Report(
+        "Tensor dropout: the paper, rerun",
+        summary,
+        sections.get("paper", []),
+        _environment(bases),
+        claims=claims,
+        miniatures=sections.get("quick", []),
+    )
 
 
-def build_section(experiment: str, bases: Bases, figures: Path) -> Section:
-    """One table or figure of the paper.
+def _list_experiments(preset: str, base: Path) -> list[str]:
+    """All at full size, where what was not run must be seen; of the miniatures those that were run."""
+    store = RecordStore(base)
+    return [name for name in list_experiments() if preset == "paper" or store.list_runs(name)]
+
+
+def build_section(experiment: str, preset: str, base: Path, figures: Path) -> Section:
+    """One table or figure of the paper at one size.
 
     Args:
         experiment: its name.
-        bases: preset -> the folder of its results.
+        preset: "paper" or "quick".
+        base: the folder of its results.
         figures: the folder for its pictures.
     """
-    section = _BUILDERS.get(experiment, build_scores)(experiment, bases, figures)
-    return section if "quick" in bases else _leave_out(section, SIZES["quick"])
-
-
-def _leave_out(section: Section, size: str) -> Section:
-    """Without the tables, columns and rows of a size of which there is no folder: each would say "not run"."""
-    tables = []
-    for table in section.tables:
-        kept = [k for k, head in enumerate(table.columns) if size not in head]
-        rows = [[row[k] for k in kept] for row in table.rows if size not in row[0].text]
-        if size not in table.caption:
-            tables.append(replace(table, columns=[table.columns[k] for k in kept], rows=rows))
-    return replace(section, tables=tables)
+    return _BUILDERS.get(experiment, build_scores)(Part(experiment, preset, base, figures))
 
 
 def _environment(bases: Bases) -> list[tuple[str, str]]:

@@ -14,10 +14,41 @@ from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.experiments.synthetic.report import curves_of, formula_error, gap
 from tensor_dropout_lab.experiments.synthetic.report import draw_curves as draw_losses
 from tensor_dropout_lab.figures import draw_figure, save_figure
+from tensor_dropout_lab.report.model import Claim, Figure
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#666666")
 MARKERS = "osD^vP*"
 Curve = Sequence[tuple[float, float]]
+
+
+def draw_claim(claim: Claim, stem: Path) -> Figure:
+    """The measures of a claim with their intervals, and on which side they must lie for it to hold."""
+    with draw_figure(5.2, 0.24 * len(claim.measures) + 0.6) as figure:
+        axes = figure.subplots()
+        places = np.arange(len(claim.measures))[::-1]
+        for place, measure in zip(places, claim.measures, strict=True):
+            ends = (measure.low, measure.high)
+            right = {
+                "above": ends[0] > claim.reference,
+                "below": ends[1] < claim.reference,
+                "at": ends[0] <= claim.reference <= ends[1],
+            }[claim.side]
+            color = COLORS[2] if right else COLORS[1]
+            axes.plot(ends, [place, place], color=color, linewidth=2)
+            axes.plot([measure.value], [place], "o" if right else "s", color=color)
+            if measure.printed is not None:
+                axes.plot([measure.printed], [place], "o", markerfacecolor="none", color=COLORS[6])
+        axes.axvline(claim.reference, color="#333333", linewidth=1)
+        axes.set_yticks(places, [measure.label for measure in claim.measures])
+        axes.set_ylim(-0.6, len(places) - 0.4)
+        axes.margins(x=0.12)
+        axes.tick_params(labelsize=7)
+        save_figure(figure, stem)
+    printed = " Hollow: the paper's." if any(measure.printed is not None for measure in claim.measures) else ""
+    sides = {"above": "to the right of the line", "below": "to the left of the line", "at": "on both sides of the line"}
+    unit = claim.unit[0].upper() + claim.unit[1:]
+    caption = f"{unit}. The claim holds where an interval lies {sides[claim.side]}.{printed}"
+    return Figure(stem.with_suffix(".svg"), "; ".join(claim.show_measures()), caption)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout_lab.report.cells import (
     MEANINGS,
+    MINIATURES,
     PROBLEMS,
     add_label,
     check_tables,
@@ -22,7 +23,7 @@ from tensor_dropout_lab.report.cells import (
     missing_word,
     number_details,
 )
-from tensor_dropout_lab.report.model import Figure, Report
+from tensor_dropout_lab.report.model import VERDICTS, Figure, Report
 
 WIDE = 600  # pixels: wider figures are scrolled on a phone, down to this share of their size
 SHRINK = 0.6
@@ -55,7 +56,7 @@ def write_html(report: Report, path: Path) -> None:
     )
     page = environment.get_template("page.html.jinja").render(
         report=report,
-        anchors=make_anchors(section.id for section in report.sections),
+        anchors=make_anchors(section.id for section in report.all_sections),
         tally=count_states(report),
         meanings=MEANINGS,
         problems=PROBLEMS,
@@ -64,6 +65,8 @@ def write_html(report: Report, path: Path) -> None:
         number_details=number_details,
         find_numbers=find_numbers,
         embed_figure=embed_figure,
+        miniatures=MINIATURES,
+        verdicts=VERDICTS,
     )
     with replacing(path) as temporary:
         temporary.write_text(page, encoding="utf-8")

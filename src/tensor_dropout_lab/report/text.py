@@ -9,15 +9,17 @@ from urllib.parse import quote
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout_lab.report.cells import (
+    MINIATURES,
     add_label,
     check_tables,
     count_states,
     find_numbers,
     missing_word,
     number_details,
+    tabulate_claims,
 )
 from tensor_dropout_lab.report.characters import escape_latex
-from tensor_dropout_lab.report.model import Cell, Report, Section, Table
+from tensor_dropout_lab.report.model import Cell, Figure, Report, Section, Table
 
 # ---- Markdown ----
 
@@ -50,7 +52,14 @@ def write_markdown(report: Report, path: Path) -> None:
         blocks.append(f"Made {escape_markdown(report.made)}")
     if tally := _tally(report):
         blocks.append(escape_markdown(tally))
+    if report.claims:
+        blocks += ["## Verdicts", *_table_in_markdown(tabulate_claims(report), "")]
+        blocks += [_figure_in_markdown(judged.figure, path.parent) for judged in report.claims if judged.figure]
     for section in report.sections:
+        blocks += _section_in_markdown(section, path.parent)
+    if report.miniatures:
+        blocks += ["# Miniatures", _paragraph(MINIATURES)]
+    for section in report.miniatures:
         blocks += _section_in_markdown(section, path.parent)
     if report.environment:
         lines = [f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in report.environment]
@@ -89,9 +98,13 @@ def _section_in_markdown(section: Section, folder: Path) -> list[str]:
     for table in section.tables:
         blocks += _table_in_markdown(table, section.label)
     for figure in section.figures:
-        link = quote(Path(os.path.relpath(figure.svg, folder)).as_posix())
-        blocks += [f"![{escape_markdown(figure.alt)}]({link})", _paragraph(add_label(figure, section.label))]
+        blocks += [_figure_in_markdown(figure, folder), _paragraph(add_label(figure, section.label))]
     return blocks
+
+
+def _figure_in_markdown(figure: Figure, folder: Path) -> str:
+    link = quote(Path(os.path.relpath(figure.svg, folder)).as_posix())
+    return f"![{escape_markdown(figure.alt)}]({link})"
 
 
 def _table_in_markdown(table: Table, label: str) -> list[str]:
@@ -184,7 +197,13 @@ def write_latex(report: Report, path: Path) -> None:
         blocks.append(f"Made {escape_latex(report.made)}")
     if tally := _tally(report):
         blocks.append(escape_latex(tally))
+    if report.claims:
+        blocks += [r"\subsection*{Verdicts}", _table_in_latex(tabulate_claims(report), "")]
     for section in report.sections:
+        blocks += _section_in_latex(section)
+    if report.miniatures:
+        blocks += [r"\section*{Miniatures}", escape_latex(MINIATURES)]
+    for section in report.miniatures:
         blocks += _section_in_latex(section)
     if report.environment:
         lines = [rf"{escape_latex(name)}: {escape_latex(value)}\par" for name, value in report.environment]

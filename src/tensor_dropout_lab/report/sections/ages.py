@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,12 +17,8 @@ from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.runs import (
     FOLD,
-    SIZES,
-    Bases,
+    Part,
     Runs,
-    find_runs,
-    label_of,
-    open_section,
     show_score,
 )
 from tensor_dropout_lab.report.sections.scores import build_scores
@@ -61,23 +56,19 @@ _ERROR_NOTE = (
 )
 
 
-def build_ages(experiment: str, bases: Bases, figures: Path) -> Section:
-    """The table of errors, and at full size what cross-validation says of all people together."""
-    section = build_scores(experiment, bases, figures, show=show_age_error, note=_ERROR_NOTE)
-    for preset, size in SIZES.items():
-        own = {runs.recipe.row: _check_predictions(runs) for runs in find_runs(experiment, bases, preset)}
-        seeds = {row: read_seeds(runs) for row, runs in own.items()}
-        seeds = {row: people for row, people in seeds.items() if people}
-        if not any(FOLD in cell.point for runs in own.values() for cell, _ in runs.records):
-            continue
-        label = label_of(experiment, preset)
-        section.tables.append(_tabulate_people(own, seeds, size, label))
-        if seeds:
-            stem = figures / f"{experiment}-{preset}"
-            panels = {row: (people[0].target, people[0].predicted, people[0].std) for row, people in seeds.items()}
-            drawings.draw_ages(panels, stem, f"{section.title}, {size}")
-            alt = "Predicted over true age, a panel for each head: " + drawings.describe_ages(panels)
-            section.figures.append(Figure(stem.with_suffix(".svg"), alt, f"Predicted age, first seed, {size}", label))
+def build_ages(part: Part) -> Section:
+    """The table of errors, and what a cross-validation says of all people together."""
+    section = build_scores(part, show=show_age_error, note=_ERROR_NOTE)
+    rows = {runs.recipe.row: _check_predictions(runs) for runs in part.runs()}
+    if not any(FOLD in cell.point for runs in rows.values() for cell, _ in runs.records):
+        return section
+    seeds = {row: people for row, runs in rows.items() if (people := read_seeds(runs))}
+    section.tables.append(_tabulate_people(rows, seeds))
+    if seeds:
+        panels = {row: (people[0].target, people[0].predicted, people[0].std) for row, people in seeds.items()}
+        drawings.draw_ages(panels, part.stem(), part.title)
+        alt = "Predicted over true age, a panel for each head: " + drawings.describe_ages(panels)
+        section.figures.append(Figure(part.stem().with_suffix(".svg"), alt, "Predicted age, first seed"))
     return section
 
 
@@ -139,7 +130,7 @@ def _read_people(folds: Sequence[tuple[int, RunRecord]]) -> People:
 # Errors and bias.
 
 
-def _tabulate_people(own: Mapping[str, Runs], seeds: Mapping[str, list[People]], size: str, label: str) -> Table:
+def _tabulate_people(own: Mapping[str, Runs], seeds: Mapping[str, list[People]]) -> Table:
     columns = ["", "MAE", "MAE less than FC's by", "r", "R²", "slope of the gap over age", "MAE, bias corrected"]
     rows = []
     first = next(iter(seeds.values()), None)
@@ -154,7 +145,7 @@ def _tabulate_people(own: Mapping[str, Runs], seeds: Mapping[str, list[People]],
             rows.append([Cell(row), *_describe(seeds[row], seeds.get("FC") if row != "FC" else None)])
         else:
             rows.append([Cell(row), *([runs.broken() or Cell("not run", "not run")] * (len(columns) - 1))])
-    return Table(f"Everybody's age, {size}", columns, rows, _PEOPLE_NOTE, label)
+    return Table("Everybody's age", columns, rows, _PEOPLE_NOTE)
 
 
 _PEOPLE_NOTE = (
@@ -246,27 +237,24 @@ def _write(value: float, digits: int) -> str:
 # Uncertainty.
 
 
-def build_uncertainty(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_uncertainty(part: Part) -> Section:
     """What each way of asking says of the error, and what it costs."""
-    tables = []
-    for preset, size in SIZES.items():
-        columns = [
-            "",
-            "MAE",
-            "mean ±",
-            "95 % covers",
-            "95 % covers, widened",
-            "NLL, widened",
-            "AURC",
-            "seconds, all people",
-        ]
-        rows = []
-        for runs in find_runs(experiment, bases, preset):
-            broken = runs.broken()
-            cells = [broken] * (len(columns) - 1) if broken else _describe_uncertainty(runs)
-            rows.append([Cell(runs.recipe.row), *cells])
-        tables.append(Table(f"Uncertainty, {size}", columns, rows, _UNCERTAINTY_NOTE, label_of(experiment, preset)))
-    return open_section(experiment, bases, tables=tables)
+    columns = [
+        "",
+        "MAE",
+        "mean ±",
+        "95 % covers",
+        "95 % covers, widened",
+        "NLL, widened",
+        "AURC",
+        "seconds, all people",
+    ]
+    rows = []
+    for runs in part.runs():
+        broken = runs.broken()
+        cells = [broken] * (len(columns) - 1) if broken else _describe_uncertainty(runs)
+        rows.append([Cell(runs.recipe.row), *cells])
+    return part.section(tables=[Table("Uncertainty", columns, rows, _UNCERTAINTY_NOTE)])
 
 
 _UNCERTAINTY_NOTE = (

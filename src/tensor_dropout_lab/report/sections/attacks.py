@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensor_dropout.metrics.registry import find_main
 from tensor_dropout.robustness.protocol import PAPER
-from tensor_dropout_lab.experiments.recipes import Recipe, describe_experiment
+from tensor_dropout_lab.experiments.recipes import Recipe
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
-from tensor_dropout_lab.report.sections.runs import SIZES, Bases, Runs, find_runs, label_of, open_section, pool
+from tensor_dropout_lab.report.sections.runs import Part, Runs, pool
 
 RADII = ("2/255", "8/255", "16/255")
 ADAPTIVE = "adaptive ensemble"
@@ -28,39 +27,27 @@ _NOTE = (
 )
 
 
-def build_attacks(experiment: str, bases: Bases, figures: Path) -> Section:
-    """A table for each recipe: what the paper prints, then ours at every point of its grid."""
-    tables, pictures, verdicts = [], [], []
-    sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
-    for together in zip(*sizes.values(), strict=True):
-        row = together[0].recipe.row
-        networks = {
-            ", ".join(filter(None, (SIZES[preset], point))): runs
-            for preset, own in zip(SIZES, together, strict=True)
-            for point, runs in own.points().items()
-        }
-        tables.append(tabulate_attacks(networks, f"{row}: accuracy in % under attack", printed=together[0].recipe))
-        for preset, own in zip(SIZES, together, strict=True):
-            points = {", ".join(filter(None, (row, point))): runs for point, runs in own.points().items()}
-            verdicts += list_verdicts(points, SIZES[preset])
-    for preset in SIZES:
-        panels: dict[str, dict[str, Runs]] = {}
-        for own in sizes[preset]:
-            for point, runs in own.points().items():
-                panels.setdefault(own.recipe.row if point else "", {})[point or own.recipe.row] = runs
-        pictures += add_curves(panels, f"{experiment}-{preset}", experiment, preset, figures)
-    return open_section(experiment, bases, tables=tables, figures=pictures, verdicts=verdicts, notes=[ABOUT])
+def build_attacks(part: Part) -> Section:
+    """A table for each recipe: at full size what the paper prints, then ours at every point of its grid."""
+    tables, verdicts = [], []
+    panels: dict[str, dict[str, Runs]] = {}
+    for runs in part.runs():
+        row, points = runs.recipe.row, runs.points()
+        printed = runs.recipe if part.preset == "paper" else None
+        networks = {point or "ours": own for point, own in points.items()}
+        tables.append(tabulate_attacks(networks, f"{row}: accuracy in % under attack", printed=printed))
+        verdicts += list_verdicts({", ".join(filter(None, (row, point))): own for point, own in points.items()})
+        for point, own in points.items():
+            panels.setdefault(row if point else "", {})[point or row] = own
+    return part.section(tables=tables, figures=draw_fgsm(part, panels), verdicts=verdicts, notes=[ABOUT])
 
 
-def tabulate_attacks(
-    networks: Mapping[str, Runs], caption: str, label: str | None = None, *, printed: Recipe | None = None
-) -> Table:
+def tabulate_attacks(networks: Mapping[str, Runs], caption: str, *, printed: Recipe | None = None) -> Table:
     """Three rows for each network, one per radius: the paper's attacks, the adaptive ensemble, the audit.
 
     Args:
         networks: its runs by the name of each network.
         caption: of the table.
-        label: what must be said of its data.
         printed: the recipe whose printed numbers come first.
     """
     rows = []
@@ -71,7 +58,7 @@ def tabulate_attacks(
     for name, runs in networks.items():
         rows += [[Cell(name), Cell(radius), *_list_attacked(runs, radius)] for radius in RADII]
     columns = ["network", "ε", *(attack.upper() for attack in PAPER), ADAPTIVE, "audit"]
-    return Table(caption, columns, rows, _NOTE, label)
+    return Table(caption, columns, rows, _NOTE)
 
 
 def _list_attacked(runs: Runs, radius: str) -> list[Cell]:
@@ -120,28 +107,24 @@ def _show_audit(summaries: list[dict[str, Any]]) -> Cell:
     return Cell(("MASKING" if masked else "no sign of masking") + count, "ours", audits[0]["verdict"])
 
 
-def list_verdicts(networks: Mapping[str, Runs], size: str) -> list[tuple[str, str]]:
+def list_verdicts(networks: Mapping[str, Runs]) -> list[tuple[str, str]]:
     """What the audit says of every attacked network."""
     verdicts = []
     for name, runs in networks.items():
         for cell, found in runs.records:
             if found.state == "done" and found.evaluation and "audit" in found.evaluation["summary"]:
                 seed = f", seed {cell.seed}" if len(runs.done()) > 1 else ""
-                verdicts.append((f"{name}{seed} ({size})", found.evaluation["summary"]["audit"]["verdict"]))
+                verdicts.append((f"{name}{seed}", found.evaluation["summary"]["audit"]["verdict"]))
     return verdicts
 
 
-def add_curves(
-    panels: Mapping[str, Mapping[str, Runs]], name: str, experiment: str, preset: str, figures: Path
-) -> list[Figure]:
+def draw_fgsm(part: Part, panels: Mapping[str, Mapping[str, Runs]], what: str = "") -> list[Figure]:
     """Accuracy over the magnitude of FGSM, if any network was attacked; over seeds, the mean.
 
     Args:
+        part: the experiment.
         panels: panel -> network -> its runs.
-        name: of the file.
-        experiment: for its title.
-        preset: for its label.
-        figures: the folder.
+        what: a word in the name of the file.
     """
     curves = {
         panel: {network: _fgsm_curve(runs.summaries()) for network, runs in networks.items() if runs.summaries()}
@@ -150,11 +133,9 @@ def add_curves(
     curves = {panel: own for panel, own in curves.items() if own}
     if not curves:
         return []
-    stem, size = figures / name, SIZES[preset]
-    drawings.draw_curves(curves, stem, f"{describe_experiment(experiment)['title']}, {size}")
+    drawings.draw_curves(curves, part.stem(what), part.title)
     alt = "Accuracy over the magnitude of FGSM, one curve per network: " + drawings.describe_curves(curves)
-    caption = f"FGSM, the paper's protocol, {size}"
-    return [Figure(stem.with_suffix(".svg"), alt, caption, label_of(experiment, preset))]
+    return [Figure(part.stem(what).with_suffix(".svg"), alt, "FGSM, the paper's protocol")]
 
 
 def _fgsm_curve(summaries: list[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from tensor_dropout.metrics.detection import SIGNALS
 from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.evaluation.intervals import seed_interval
-from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.runs import (
-    SIZES,
-    Bases,
+    Part,
     Runs,
-    find_runs,
-    label_of,
     name_key,
     name_value,
-    open_section,
     show_difference,
     show_number,
     show_score,
@@ -30,26 +24,23 @@ from tensor_dropout_lab.report.sections.runs import (
 _SEEDS = "Mean ± half of the 95 % interval over seeds (Student's t), their number in brackets; of two seeds both."
 
 
-def build_conditions(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_conditions(part: Part) -> Section:
     """A table for each metric on the test images: heads down, the points of the grid across."""
     tables = []
-    for preset, size in SIZES.items():
-        own = find_runs(experiment, bases, preset)
-        for metric in describe_experiment(experiment)["metrics"]:
-            title = find_metric(metric).describe()
-            caption = f"{title[0].upper()}{title[1:]}, {size}"
-            tables.append(_tabulate(own, metric, caption, label_of(experiment, preset)))
-    return open_section(experiment, bases, tables=tables)
+    for metric in part.description["metrics"]:
+        title = find_metric(metric).describe()
+        tables.append(_tabulate(part.runs(), metric, f"{title[0].upper()}{title[1:]}"))
+    return part.section(tables=tables)
 
 
-def _tabulate(own: list[Runs], metric: str, caption: str, label: str) -> Table:
+def _tabulate(own: list[Runs], metric: str, caption: str) -> Table:
     conditions = list(dict.fromkeys(_name(point) for runs in own for point in _points(runs)))
     rows = []
     for runs in own:
         found = {_name(point): each for point, each in zip(_points(runs), runs.points().values(), strict=True)}
         scores = [show_score(found[name], metric) if name in found else Cell("") for name in conditions]
         rows.append([Cell(runs.recipe.row), *scores])
-    return Table(caption, ["", *conditions], rows, _SEEDS, label)
+    return Table(caption, ["", *conditions], rows, _SEEDS)
 
 
 def _points(runs: Runs) -> list[dict[str, Any]]:
@@ -66,25 +57,23 @@ def _name(point: dict[str, Any]) -> str:
 # One setting at a time.
 
 
-def build_settings(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_settings(part: Part) -> Section:
     """A table for each head: held-out accuracy with each setting, and how much that changes on equal seeds."""
     tables = []
-    for preset, size in SIZES.items():
-        for runs in find_runs(experiment, bases, preset):
-            points = runs.points()
-            baseline = next(iter(points.values()))
-            rows = [
-                [
-                    Cell(name.removeprefix("variant = ")),
-                    show_score(own, "accuracy", "validation"),
-                    _show_change(own, baseline),
-                ]
-                for name, own in points.items()
+    for runs in part.runs():
+        points = runs.points()
+        baseline = next(iter(points.values()))
+        rows = [
+            [
+                Cell(name.removeprefix("variant = ")),
+                show_score(own, "accuracy", "validation"),
+                _show_change(own, baseline),
             ]
-            columns = ["", "held-out accuracy, %", "change"]
-            caption = f"{runs.recipe.row}: one setting changed, {size}"
-            tables.append(Table(caption, columns, rows, _SEEDS + _CHANGE, label_of(experiment, preset)))
-    return open_section(experiment, bases, tables=tables)
+            for name, own in points.items()
+        ]
+        columns = ["", "held-out accuracy, %", "change"]
+        tables.append(Table(f"{runs.recipe.row}: one setting changed", columns, rows, _SEEDS + _CHANGE))
+    return part.section(tables=tables)
 
 
 _CHANGE = (
@@ -120,28 +109,22 @@ _DETECTION = (
 )
 
 
-def build_unknown(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_unknown(part: Part) -> Section:
     """How well each signal of each head tells unknown classes from known ones."""
-    tables = []
-    for preset, size in SIZES.items():
-        rows = []
-        for runs in find_runs(experiment, bases, preset):
-            broken = runs.broken()
-            found = [summary.get("unknown", {}).get("signals", {}) for summary in runs.summaries()]
-            clean = [summary["clean"] for summary in runs.summaries()]
-            cells = (
-                [broken] * 6
-                if broken is not None
-                else [
-                    *(_show([each[key] for each in clean], key) for key in ("accuracy", "nll")),
-                    *(_show([each[name]["auroc"] for each in found if name in each], "auroc") for name in SIGNALS),
-                ]
-            )
-            rows.append([Cell(runs.recipe.row), *cells])
-        columns = ["", "accuracy, %", "NLL", *(f"AUROC of {words}, %" for words in SIGNALS.values())]
-        caption = f"Unknown classes told from known ones, {size}"
-        tables.append(Table(caption, columns, rows, _DETECTION + _SEEDS, label_of(experiment, preset)))
-    return open_section(experiment, bases, tables=tables)
+    columns = ["", "accuracy, %", "NLL", *(f"AUROC of {words}, %" for words in SIGNALS.values())]
+    rows = []
+    for runs in part.runs():
+        broken = runs.broken()
+        if broken is not None:
+            rows.append([Cell(runs.recipe.row), *([broken] * (len(columns) - 1))])
+            continue
+        clean = [summary["clean"] for summary in runs.summaries()]
+        signals = [summary.get("unknown", {}).get("signals", {}) for summary in runs.summaries()]
+        scores = [_show([row[key] for row in clean], key) for key in ("accuracy", "nll")]
+        areas = [_show([row[name]["auroc"] for row in signals if name in row], "auroc") for name in SIGNALS]
+        rows.append([Cell(runs.recipe.row), *scores, *areas])
+    caption = "Unknown classes told from known ones"
+    return part.section(tables=[Table(caption, columns, rows, _DETECTION + _SEEDS)])
 
 
 def _show(values: Sequence[float], metric: str) -> Cell:
@@ -151,30 +134,26 @@ def _show(values: Sequence[float], metric: str) -> Cell:
 # The size of a head.
 
 
-def build_sizes(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_sizes(part: Part) -> Section:
     """Accuracy over the parameters of the head: trained at each size, or cut to it after training."""
-    tables, pictures = [], []
-    for preset, size in SIZES.items():
-        label, caption = label_of(experiment, preset), f"Accuracy over the parameters of the head, {size}"
-        own = find_runs(experiment, bases, preset)
-        lines = _collect(own)
-        rows = [
-            [Cell(name), Cell(f"{parameters:,}", "ours"), Cell(f"{accuracy:.2f}", "ours")]
-            for name, line in lines.items()
-            for parameters, accuracy in line
-        ]
-        rows += [[Cell(runs.recipe.row), broken, broken] for runs in own if (broken := runs.broken()) is not None]
-        tables.append(Table(caption, ["", "parameters", "accuracy, %"], rows, label=label))
-        if lines:
-            stem = figures / f"{experiment}-{preset}"
-            drawings.draw_sizes(lines, stem, f"{describe_experiment(experiment)['title']}, {size}")
-            alt = "Accuracy by the parameters of the head: " + drawings.describe_curves({"": lines})
-            pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
+    caption, recipes, pictures = "Accuracy over the parameters of the head", part.runs(), []
+    lines = _collect(recipes)
+    rows = [
+        [Cell(name), Cell(f"{parameters:,}", "ours"), Cell(f"{accuracy:.2f}", "ours")]
+        for name, line in lines.items()
+        for parameters, accuracy in line
+    ]
+    rows += [[Cell(runs.recipe.row), broken, broken] for runs in recipes if (broken := runs.broken()) is not None]
+    if lines:
+        drawings.draw_sizes(lines, part.stem(), part.title)
+        alt = "Accuracy by the parameters of the head: " + drawings.describe_curves({"": lines})
+        pictures.append(Figure(part.stem().with_suffix(".svg"), alt, caption))
     notes = [
         "A pruned head counts its weights that are not 0, and not where they are. A tensor head keeps its first ranks; "
         "only the nested law trains for that."
     ]
-    return open_section(experiment, bases, tables=tables, figures=pictures, notes=notes)
+    table = Table(caption, ["", "parameters", "accuracy, %"], rows)
+    return part.section(tables=[table], figures=pictures, notes=notes)
 
 
 _CUTS = {"low-rank": "two matrices", "pruned": "pruned", "rank": "leading ranks"}

@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.experiments.cells import RunRecord
 from tensor_dropout_lab.experiments.recipes import Cell as RunCell
-from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
 from tensor_dropout_lab.report.sections.runs import (
     FOLD,
-    SIZES,
-    Bases,
+    Part,
     Runs,
-    find_runs,
-    label_of,
     name_key,
     name_value,
-    open_section,
     show_score,
 )
 
 
-def build_surface(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_surface(part: Part) -> Section:
     """Tables and a figure of the test accuracy; at full size, where they choose, the held-out images' too."""
     tables, pictures = [], []
-    for preset, size in SIZES.items():
-        panels: dict[str, list[drawings.Point]] = {}
-        label = label_of(experiment, preset)
-        for runs in find_runs(experiment, bases, preset):
-            tables.append(_tabulate(runs, "test", f"accuracy in %, {size}", label))
-            if preset == "paper":
-                tables.append(
-                    _tabulate(runs, "validation", f"accuracy in % on held-out training images, {size}", label)
-                )
-            if runs.results():
-                panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.records]
-        if panels:
-            stem = figures / f"{experiment}-{preset}"
-            drawings.draw_surface(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
-            alt = "Accuracy by compression ratio and θ: " + drawings.describe_surface(panels)
-            caption = f"Accuracy over compression ratio and θ, {size}"
-            pictures.append(Figure(stem.with_suffix(".svg"), alt, caption, label))
-    return open_section(experiment, bases, tables=tables, figures=pictures)
+    panels: dict[str, list[drawings.Point]] = {}
+    for runs in part.runs():
+        tables.append(_tabulate(runs, "test", "accuracy in %"))
+        if part.preset == "paper":
+            tables.append(_tabulate(runs, "validation", "accuracy in % on held-out training images"))
+        if runs.results():
+            panels[runs.recipe.row] = [_point(cell, found) for cell, found in runs.records]
+    if panels:
+        drawings.draw_surface(panels, part.stem(), part.title)
+        alt = "Accuracy by compression ratio and θ: " + drawings.describe_surface(panels)
+        pictures.append(Figure(part.stem().with_suffix(".svg"), alt, "Accuracy over compression ratio and θ"))
+    return part.section(tables=tables, figures=pictures)
 
 
 def _point(cell: RunCell, found: RunRecord) -> drawings.Point:
@@ -58,29 +45,23 @@ def _point(cell: RunCell, found: RunRecord) -> drawings.Point:
     )
 
 
-def build_tuning(experiment: str, bases: Bases, figures: Path) -> Section:
+def build_tuning(part: Part) -> Section:
     """Tables of what the held-out images say."""
-    metric = describe_experiment(experiment)["metrics"][0]
+    metric = part.description["metrics"][0]
     examples = "images" if metric == "accuracy" else "scans"
     what = f"{find_metric(metric).describe('years')} on held-out training {examples}"
-    tables = [
-        _tabulate(runs, "validation", f"{what}, {size}", label_of(experiment, preset), metric)
-        for preset, size in SIZES.items()
-        for runs in find_runs(experiment, bases, preset)
-    ]
-    for preset, size in SIZES.items():
-        own, label = find_runs(experiment, bases, preset), label_of(experiment, preset)
-        tables.append(_tabulate_budget(own, f"What the search cost, {size}", label))
+    recipes = part.runs()
+    tables = [*(_tabulate(runs, "validation", what, metric) for runs in recipes), _tabulate_budget(recipes)]
     notes = ["Held-out training examples choose; the test examples of these runs choose nothing and are not shown."]
-    if FOLD in describe_experiment(experiment).get("paper", {}).get("grid", {}):
+    if FOLD in part.description.get("paper", {}).get("grid", {}):
         notes.append(
             "Each fold must choose for itself, by its own row: the people that test one fold are among those held out "
             "in others."
         )
-    return open_section(experiment, bases, tables=tables, notes=notes)
+    return part.section(tables=tables, notes=notes)
 
 
-def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
+def _tabulate_budget(own: list[Runs]) -> Table:
     """The trials of each head, failed ones too, and the seconds of those that ended."""
     rows = []
     for runs in own:
@@ -88,14 +69,14 @@ def _tabulate_budget(own: list[Runs], caption: str, label: str) -> Table:
         seconds = sum(result["seconds"] for result in runs.results())
         numbers = [Cell(str(len(tried)), "ours"), Cell(f"{seconds:.0f}", "ours")]
         rows.append([Cell(runs.recipe.row), *(numbers if tried else [Cell("not run", "not run")] * 2)])
-    return Table(caption, ["", "trials", "seconds of training"], rows, label=label)
+    return Table("What the search cost", ["", "trials", "seconds of training"], rows)
 
 
-def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "accuracy") -> Table:
+def _tabulate(runs: Runs, part: str, caption: str, metric: str = "accuracy") -> Table:
     """The last key of the grid across, the one before it down; a single key down, with the seconds of its runs."""
     *down, across = runs.records[0][0].point
     if not down:
-        return _list(runs, part, caption, label, metric)
+        return _list(runs, part, caption, metric)
     ranked = "net.rank" in down
     values = list(dict.fromkeys(cell.point[across] for cell, _ in runs.records))
     rows: dict[str, list[Cell]] = {}
@@ -110,10 +91,10 @@ def _tabulate(runs: Runs, part: str, caption: str, label: str, metric: str = "ac
         rows[name] = [Cell(name), *ratio, *scores]
     head = [name_key(down[0]), *(["compression ratio"] if ranked else [])]
     columns = [*head, *(f"{name_key(across)} = {name_value(value)}" for value in values)]
-    return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()), label=label)
+    return Table(f"{runs.recipe.row}: {caption}", columns, list(rows.values()))
 
 
-def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table:
+def _list(runs: Runs, part: str, caption: str, metric: str) -> Table:
     (key,) = runs.records[0][0].point
     rows = []
     for value in dict.fromkeys(cell.point[key] for cell, _ in runs.records):
@@ -121,7 +102,7 @@ def _list(runs: Runs, part: str, caption: str, label: str, metric: str) -> Table
         seconds = Cell(f"{sum(result['seconds'] for result in own.results()):.0f}" if own.results() else "", "ours")
         rows.append([Cell(name_value(value)), show_score(own, metric, part), seconds])
     columns = [name_key(key), find_metric(metric).describe("years"), "seconds of training"]
-    return Table(f"{runs.recipe.row}: {caption}", columns, rows, label=label)
+    return Table(f"{runs.recipe.row}: {caption}", columns, rows)
 
 
 def _name(point: dict[str, object], keys: list[str]) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensor_dropout.metrics.registry import find_main
 from tensor_dropout_lab.experiments.cells import RunRecord
-from tensor_dropout_lab.experiments.recipes import VARIANT, describe_experiment
+from tensor_dropout_lab.experiments.recipes import VARIANT
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
-from tensor_dropout_lab.report.sections.runs import FOLD, SIZES, Bases, Runs, find_runs, label_of, open_section, pool
+from tensor_dropout_lab.report.sections.runs import FOLD, Part, Runs, pool
 
 _NOTE = (
     "SNR = σ²(signal)/σ²(noise). Intervals: one run, over draws and examples (bootstrap); several runs, over runs (t); "
@@ -22,38 +21,34 @@ _NOTE = (
 )
 
 
-def build_noise(experiment: str, bases: Bases, figures: Path) -> Section:
-    """A table and a figure for each size."""
-    tables, pictures = [], []
-    for preset, size in SIZES.items():
-        networks = {runs.recipe.row: runs for runs in find_runs(experiment, bases, preset)}
-        label, panels = label_of(experiment, preset), {}
-        for family in describe_experiment(experiment)["both"]["evaluation"]["noise"]:
-            caption = f"Mean absolute error in years under {NOISES[family]} noise, {size}"
-            table, panels[NOISES[family]] = tabulate_noise(networks, caption, label, family)
-            tables += [table, *_tabulate_variants(networks, f"{caption}, by training", label, family)]
-        pictures += draw_levels(panels, experiment, preset, figures)
-    return open_section(experiment, bases, tables=tables, figures=pictures)
+def build_noise(part: Part) -> Section:
+    """A table for each family of noise, and a figure."""
+    networks = {runs.recipe.row: runs for runs in part.runs()}
+    tables: list[Table] = []
+    panels = {}
+    for family in part.description["both"]["evaluation"]["noise"]:
+        caption = f"Mean absolute error in years under {NOISES[family]} noise"
+        table, panels[NOISES[family]] = tabulate_noise(networks, caption, family)
+        tables += [table, *_tabulate_variants(networks, f"{caption}, by training", family)]
+    return part.section(tables=tables, figures=draw_levels(part, panels))
 
 
 NOISES = {"gaussian": "white Gaussian", "rician": "Rician"}
 
 
-def draw_levels(panels: Mapping[str, drawings.Levels], experiment: str, preset: str, figures: Path) -> list[Figure]:
+def draw_levels(part: Part, panels: Mapping[str, drawings.Levels]) -> list[Figure]:
     """The main metric over the levels of each noise; nothing if no network was shown any noise."""
     rows = [rows for curves in panels.values() for rows in curves.values()]
     if all(len(levels) < 2 for levels in rows):  # clean alone
         return []
-    stem, size = figures / f"{experiment}-{preset}", SIZES[preset]
-    drawings.draw_noise(panels, stem, f"{describe_experiment(experiment)['title']}, {size}")
+    drawings.draw_noise(panels, part.stem(), part.title)
     heads, title = ", ".join(next(iter(panels.values()))), find_main(rows[0][0]).describe("years")
     alt = f"{title[0].upper()}{title[1:]} over SNR for {heads}, under {' and '.join(panels)} noise, with bands of 95 %."
-    caption = f"{find_main(rows[0][0]).label} over SNR, {size}"
-    return [Figure(stem.with_suffix(".svg"), alt, caption, label_of(experiment, preset))]
+    return [Figure(part.stem().with_suffix(".svg"), alt, f"{find_main(rows[0][0]).label} over SNR")]
 
 
 def tabulate_noise(
-    networks: Mapping[str, Runs], caption: str, label: str, family: str = "gaussian"
+    networks: Mapping[str, Runs], caption: str, family: str = "gaussian"
 ) -> tuple[Table, dict[str, list[dict[str, Any]]]]:
     """A row for each network: clean, then level by level. Also the numbers, by network, for a figure."""
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -70,7 +65,7 @@ def tabulate_noise(
         missing = runs.broken() or Cell("not run", "not run")
         shown = [_show(row) for row in curves[name]] if name in curves else [missing] * (len(columns) - 1)
         rows.append([Cell(name), *shown])
-    return Table(caption, columns, rows, _NOTE, label), curves
+    return Table(caption, columns, rows, _NOTE), curves
 
 
 _VARIANTS_NOTE = (
@@ -79,10 +74,10 @@ _VARIANTS_NOTE = (
 )
 
 
-def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, family: str) -> list[Table]:
+def _tabulate_variants(networks: Mapping[str, Runs], caption: str, family: str) -> list[Table]:
     """Where folds were trained in different ways: a row for each head, a column for each way, at a middle level."""
     variants = list(dict.fromkeys(cell.point.get(VARIANT) for runs in networks.values() for cell, _ in runs.records))
-    levels = [_read_levels(found, family) for runs in networks.values() for _, found in runs.records]
+    levels = [read_levels(found, family) for runs in networks.values() for _, found in runs.records]
     shared = [level for level in next(filter(None, levels), {}) if all(level in each for each in levels if each)]
     if len(variants) < 2 or not shared:
         return []
@@ -91,7 +86,7 @@ def _tabulate_variants(networks: Mapping[str, Runs], caption: str, label: str, f
         [Cell(name), *(_show_variant(runs, variant, family, level) for variant in variants)]
         for name, runs in networks.items()
     ]
-    return [Table(f"{caption}, SNR {level:g}", ["head", *map(str, variants)], rows, _VARIANTS_NOTE, label)]
+    return [Table(f"{caption}, SNR {level:g}", ["head", *map(str, variants)], rows, _VARIANTS_NOTE)]
 
 
 def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
@@ -101,7 +96,7 @@ def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
         return Cell("")
     folds: dict[Any, list[float]] = {}
     for cell, found in own.records:
-        if level in (levels := _read_levels(found, family)):
+        if level in (levels := read_levels(found, family)):
             folds.setdefault(cell.point.get(FOLD), []).append(levels[level])
     broken = own.broken()
     if broken is not None or not folds:
@@ -110,7 +105,7 @@ def _show_variant(runs: Runs, variant: Any, family: str, level: float) -> Cell:
     return Cell(f"{mean:.1f} ({sum(map(len, folds.values()))})", "ours")
 
 
-def _read_levels(found: RunRecord, family: str) -> dict[float, float]:
+def read_levels(found: RunRecord, family: str) -> dict[float, float]:
     """The error at each level of a noise; nothing if the run is not done, or was not shown that noise."""
     if found.state != "done" or not found.evaluation:
         return {}

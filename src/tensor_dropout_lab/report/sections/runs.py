@@ -18,10 +18,48 @@ from tensor_dropout_lab.experiments.recipes import Recipe, describe_experiment, 
 from tensor_dropout_lab.record_store import LiveRun, RecordStore
 from tensor_dropout_lab.report.model import Cell, Section
 
-SIZES = {"paper": "ours, full size", "quick": "ours, miniature"}
 FOLD = "data.options.fold"
-Bases = Mapping[str, Path]
-"""Preset -> the folder of its results."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One experiment at one size: what a section of the report is made of.
+
+    Attributes:
+        experiment: its name.
+        preset: "paper", the full size, or "quick", the miniature.
+        base: the folder of the results; None if there is none.
+        figures: the folder for pictures.
+    """
+
+    experiment: str
+    preset: str
+    base: Path | None
+    figures: Path
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What the recipes say of the experiment."""
+        return describe_experiment(self.experiment)
+
+    @property
+    def title(self) -> str:
+        """Of pictures, which may be cut out of the report."""
+        return self.description["title"] + (", miniature" if self.preset == "quick" else "")
+
+    def stem(self, what: str = "") -> Path:
+        """The file of a picture, without its ending."""
+        return self.figures / "-".join(filter(None, (self.experiment, what, self.preset)))
+
+    def runs(self) -> list[Runs]:
+        """The recipes with what there is of their runs."""
+        return find_runs(self.experiment, self.preset, self.base)
+
+    def section(self, **content: Any) -> Section:
+        """A section with its title, its reference and what must be said of its data."""
+        name = self.experiment if self.preset == "paper" else f"{self.experiment}-miniature"
+        label = str(self.description.get(self.preset, {}).get("label", ""))
+        return Section(name, self.description["title"], self.description["reference"], label, **content)
 
 
 @dataclass(frozen=True)
@@ -67,17 +105,16 @@ class Runs:
         return points
 
 
-def find_runs(experiment: str, bases: Bases, preset: str) -> list[Runs]:
-    """The recipes of an experiment with what there is of their runs; none without a folder for the preset."""
+def find_runs(experiment: str, preset: str, base: Path | None) -> list[Runs]:
+    """The recipes of an experiment with what there is of their runs; without a folder nothing was run."""
     runs = []
-    seeds = _find_seeds(experiment, bases[preset]) if preset in bases else None
+    seeds = _find_seeds(experiment, base) if base is not None else None
     for recipe in load_recipes(experiment, preset):
         together = recipe.settings.get("evaluation", {}).get("ensemble", False)  # its folder names its first seed alone
         cells = expand(recipe, preset, seeds=None if together else seeds)
         missing = RunRecord("missing", "not run", LiveRun(Path()))
-        runs.append(
-            Runs(recipe, [(cell, _find_whole(cell, bases[preset]) if preset in bases else missing) for cell in cells])
-        )
+        records = [missing if base is None else _find_whole(cell, base) for cell in cells]
+        runs.append(Runs(recipe, list(zip(cells, records, strict=True))))
     return runs
 
 
@@ -150,19 +187,6 @@ def _find_seeds(experiment: str, base: Path) -> list[int] | None:
     """The seeds that were run; None if there are none."""
     names = [name.rpartition("-seed") for name in RecordStore(base).list_runs(experiment)]
     return sorted({int(seed) for _, dash, seed in names if dash and seed.isdigit()}) or None
-
-
-def label_of(experiment: str, preset: str) -> str:
-    """What must be said of the data of a preset."""
-    return str(describe_experiment(experiment).get(preset, {}).get("label", ""))
-
-
-def open_section(experiment: str, bases: Bases, **content: Any) -> Section:
-    """A section with its title, its reference and its label."""
-    said = describe_experiment(experiment)
-    labels = [label_of(experiment, preset) for preset in ("paper", "quick") if preset in bases]
-    label = "; ".join(dict.fromkeys(label for label in labels if label))
-    return Section(experiment, said["title"], said["reference"], label, **content)
 
 
 # Numbers.

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean
 
 from tensor_dropout.metrics.registry import find_metric
 from tensor_dropout_lab.evaluation.intervals import difference_interval
-from tensor_dropout_lab.experiments.recipes import describe_experiment
 from tensor_dropout_lab.report import drawings
 from tensor_dropout_lab.report.model import Cell, Figure, Section, Table
-from tensor_dropout_lab.report.sections.attacks import ABOUT, add_curves, list_verdicts, tabulate_attacks
+from tensor_dropout_lab.report.sections.attacks import ABOUT, draw_fgsm, list_verdicts, tabulate_attacks
 from tensor_dropout_lab.report.sections.noise import NOISES, draw_levels, tabulate_noise
 from tensor_dropout_lab.report.sections.runs import (
-    SIZES,
-    Bases,
+    Part,
     Runs,
-    find_runs,
-    label_of,
-    open_section,
     show_difference,
     show_score,
 )
@@ -32,62 +26,49 @@ _NOTE = (
 
 
 def build_scores(
-    experiment: str,
-    bases: Bases,
-    figures: Path,
+    part: Part,
     show: Callable[[Runs, str], Cell] = show_score,
     note: str = _NOTE,
 ) -> Section:
-    """The paper's number, ours, and the miniature's, a row for each recipe; then what else these runs say.
+    """Ours, at full size beside the paper's, a row for each recipe; then what else these runs say.
 
     Args:
-        experiment: its name.
-        bases: preset -> the folder of its results.
-        figures: the folder for its pictures.
+        part: the experiment.
         show: the number of the runs of a row, for a metric.
         note: how its intervals were made.
     """
-    said = describe_experiment(experiment)
-    sizes = {preset: find_runs(experiment, bases, preset) for preset in SIZES}
-    printed_any = any(runs.recipe.printed for runs in sizes["paper"])
-    sources = [*(["paper"] if printed_any else []), *SIZES.values()]
-    heads = [find_metric(metric).head("years") for metric in said["metrics"]]
-    columns = ["", *(f"{head}, {source}" for head in heads for source in sources)]
-    miniatures = {runs.recipe.name: runs for runs in sizes["quick"]}
+    recipes, metrics = part.runs(), part.description["metrics"]
+    with_printed = part.preset == "paper" and any(runs.recipe.printed for runs in recipes)
+    heads = [find_metric(metric).head("years") for metric in metrics]
+    columns = ["", *(f"{head}, {source}" for head in heads for source in ["paper"] * with_printed + ["ours"])]
     rows = []
-    for runs in sizes["paper"]:
+    for runs in recipes:
         row = [Cell(runs.recipe.row)]
-        for metric in said["metrics"]:
-            printed = runs.recipe.printed.get(metric)
-            if printed_any:
+        for metric in metrics:
+            if with_printed:
+                printed = runs.recipe.printed.get(metric)
                 row.append(Cell("") if printed is None else Cell(f"{printed:g}", "paper"))
-            small = miniatures.get(runs.recipe.name)
-            row += [show(runs, metric), Cell("") if small is None else show(small, metric)]
+            row.append(show(runs, metric))
         rows.append(row)
-    tables, pictures, verdicts = [Table(said["title"], columns, rows, note)], [], []
-    attacked = [preset for preset in SIZES if any(_is_attacked(runs) for runs in sizes[preset])]
-    for preset in SIZES if said["metrics"] == ["accuracy"] else attacked:
-        own, size, label = sizes[preset], SIZES[preset], label_of(experiment, preset)
-        networks = {runs.recipe.row: runs for runs in own}
-        tables.append(_tabulate_sizes(own, f"Difference to FC, size and calibration, {size}", label))
-        if preset in attacked:
-            tables.append(tabulate_attacks(networks, f"Accuracy in % under attack, {size}", label))
-        if any("gaussian" in runs.recipe.settings.get("evaluation", {}).get("noise", []) for runs in own):
-            table, curves = tabulate_noise(networks, f"Accuracy in % under white Gaussian noise, {size}", label)
-            tables.append(table)
-            if preset not in attacked:
-                pictures += draw_levels({NOISES["gaussian"]: curves}, experiment, preset, figures)
-        if preset not in attacked:
-            continue
-        verdicts += list_verdicts(networks, size)
-        if any(runs.done() for runs in own):
-            stem = figures / f"{experiment}-{preset}"
-            bars = [_summarize_row(runs) for runs in own if runs.summaries()]
-            drawings.draw_heads(bars, stem, f"{said['title']}, {size}")
-            pictures.append(Figure(stem.with_suffix(".svg"), drawings.describe_heads(bars), _CAPTION, label))
-            pictures += add_curves({"": networks}, f"{experiment}-fgsm-{preset}", experiment, preset, figures)
-    notes = [ABOUT] if attacked else []
-    return open_section(experiment, bases, tables=tables, figures=pictures, verdicts=verdicts, notes=notes)
+    tables, pictures, verdicts = [Table(part.description["title"], columns, rows, note)], [], []
+    networks = {runs.recipe.row: runs for runs in recipes}
+    attacked = any(_is_attacked(runs) for runs in recipes)
+    if attacked or metrics == ["accuracy"]:
+        tables.append(_tabulate_sizes(recipes))
+    if attacked:
+        tables.append(tabulate_attacks(networks, "Accuracy in % under attack"))
+        verdicts = list_verdicts(networks)
+    noisy = any("gaussian" in runs.recipe.settings.get("evaluation", {}).get("noise", []) for runs in recipes)
+    if noisy and (attacked or metrics == ["accuracy"]):
+        table, curves = tabulate_noise(networks, "Accuracy in % under white Gaussian noise")
+        tables.append(table)
+        pictures += [] if attacked else draw_levels(part, {NOISES["gaussian"]: curves})
+    if attacked and any(runs.done() for runs in recipes):
+        bars = [_summarize_row(runs) for runs in recipes if runs.summaries()]
+        drawings.draw_heads(bars, part.stem(), part.title)
+        pictures.append(Figure(part.stem().with_suffix(".svg"), drawings.describe_heads(bars), _CAPTION))
+        pictures += draw_fgsm(part, {"": networks}, "fgsm")
+    return part.section(tables=tables, figures=pictures, verdicts=verdicts, notes=[ABOUT] if attacked else [])
 
 
 def _is_attacked(runs: Runs) -> bool:
@@ -105,7 +86,7 @@ _PLAIN = {"fc-dropout": "fc", "rtrl-tucker": "trl-tucker", "rtrl-cp": "trl-cp"}
 """A recipe with dropout -> the one without."""
 
 
-def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
+def _tabulate_sizes(own: list[Runs]) -> Table:
     columns = [
         "",
         "accuracy, difference to FC",
@@ -144,7 +125,7 @@ def _tabulate_sizes(own: list[Runs], caption: str, label: str) -> Table:
         "Difference: points, with its 95 % interval over seeds (Student's t, one variance for both rows). NLL and ECE "
         "(15 equal bins) on the test images. Minutes: training alone, beside other runs on the same machine."
     )
-    return Table(caption, columns, rows, note, label)
+    return Table("Difference to FC, size and calibration", columns, rows, note)
 
 
 def _compare(runs: Runs, baseline: Runs | None) -> Cell:
