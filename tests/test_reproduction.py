@@ -39,8 +39,8 @@ from tensor_dropout_lab.evaluation.intervals import (
     proportion_interval,
     seed_interval,
 )
-from tensor_dropout_lab.experiments import paper, recipes, sweep, synthetic
-from tensor_dropout_lab.experiments.cells import FORMAT, RunContext, find_cell, run_cell
+from tensor_dropout_lab.experiments import PAPER, paper, recipes, sweep, synthetic
+from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
@@ -56,7 +56,7 @@ from choose_variants import split_row
 
 runner = CliRunner()
 ROOT = recipes.ROOT
-FULL, MINI = "ours, full size", "ours, miniature"
+OURS = "ours"
 SHRUNK = {  # of the recipes: the same experiments in seconds
     r"run = \{ epochs = \d+, evaluate_every = \d+, threads = 1 \}": "run = { epochs = 1, batch = 256, threads = 1 }",
     r"run = \{ epochs = 10, batch = 8, evaluate_every = 10, threads = 1 \}": "run = { epochs = 1, threads = 1 }",
@@ -129,7 +129,9 @@ def everything(tiny, tmp_path_factory):
         for name in ("draw_curves", "draw_formula"):  # tests/test_synthetic.py draws them
             patch.setattr(synthetic, name, lambda *_: [])
         result = runner.invoke(cli.app, ["reproduce", "all", "--out", str(base), "--device", "cpu"])
-    assert result.exit_code == 0, result.output
+        others = [name for name in list_experiments() if name not in PAPER]
+        beyond = runner.invoke(cli.app, ["reproduce", *others, "--out", str(base), "--device", "cpu"])
+    assert (result.exit_code, beyond.exit_code) == (0, 0), result.output + beyond.output
     return SimpleNamespace(base=base, output=result.output)
 
 
@@ -189,7 +191,7 @@ def one(name, **config):
 
 
 def section_of(name, base, folder, preset="quick"):
-    return build_section(name, {preset: base}, folder)
+    return build_section(name, preset, base, folder)
 
 
 def cell_at(section, row, column, table=0):
@@ -222,7 +224,9 @@ def test_reproduce_all_ends_with_the_page(everything):
     assert set(states(everything.base, *NETWORKS).values()) == {"done"}
     lines = everything.output.splitlines()
     assert lines[-1].strip() == str(everything.base / "report" / "report.html")
-    count = len(list_cells(*NETWORKS))
+    assert len(PAPER) == 9
+    assert "beyond-" not in everything.output
+    count = len(list_cells(*(name for name in PAPER if name in NETWORKS)))
     assert f"{count} of {count} runs are to do, on " in everything.output
     assert everything.output.count("done: ") == count  # a line for each, since no terminal shows a bar
     assert f"{count} of {count} runs were to do; now {count} done." in everything.output
@@ -245,46 +249,39 @@ DRAWN = {
 
 def test_the_report_of_the_miniatures_shows_everything(everything, tmp_path):
     report = collect({"quick": everything.base}, tmp_path)
-    assert [section.id for section in report.sections] == list_experiments()
-    for section in report.sections:
+    assert report.sections == []
+    assert report.claims == []  # nothing of the full size is there to judge
+    assert [section.id for section in report.miniatures] == [f"{name}-miniature" for name in list_experiments()]
+    for section in report.miniatures:
         assert section.label.startswith("miniature: ")
-        missing = dict.fromkeys((FULL, MINI), 0)
         for table in section.tables:
             for row in table.rows:
                 assert len(row) == len(table.columns)
-                for head, cell in zip(table.columns, row, strict=True):
-                    whose = next(
-                        (size for size in missing if any(size in text for text in (head, row[0].text, table.caption))),
-                        None,
-                    )
-                    assert cell.state in ("text", "paper", "ours", "not run")
-                    if cell.state == "not run":
-                        missing[whose] += 1
-        assert missing[MINI] == 0, section.id
-        assert missing[FULL] > 0, section.id
-        assert len(section.figures) == DRAWN.get(section.id, 1)
+                assert {cell.state for cell in row} <= {"text", "ours"}, section.id  # nothing of the paper beside them
+        assert len(section.figures) == DRAWN.get(section.id.removesuffix("-miniature"), 1), section.id
         assert all(figure.svg.stat().st_size > 1000 and figure.alt for figure in section.figures)
-    verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.sections if section.verdicts}
+    verdicts = {section.id: [name for name, _ in section.verdicts] for section in report.miniatures if section.verdicts}
     assert verdicts == {
-        "imagenet-attacks": [f"{recipe.row} ({MINI})" for recipe in load_recipes("imagenet-attacks", "quick")],
-        "cifar100-attacks": [f"{recipe.row}, θ = 0.7 ({MINI})" for recipe in load_recipes("cifar100-attacks", "quick")],
-        "beyond-attacks": [f"{recipe.row} ({MINI})" for recipe in load_recipes("beyond-attacks", "quick")],
+        "imagenet-attacks-miniature": [recipe.row for recipe in load_recipes("imagenet-attacks", "quick")],
+        "cifar100-attacks-miniature": [
+            f"{recipe.row}, θ = 0.7" for recipe in load_recipes("cifar100-attacks", "quick")
+        ],
+        "beyond-attacks-miniature": [recipe.row for recipe in load_recipes("beyond-attacks", "quick")],
     }
 
 
 def test_the_page_has_every_section_and_says_what_it_is(everything):
     folder = everything.base / "report"
     page, markdown, latex = ((folder / f"report.{ending}").read_text("utf-8") for ending in ("html", "md", "tex"))
-    for name in list_experiments():
-        assert f'id="{name}"' in page
+    for name in PAPER:
+        assert f'id="{name}-miniature"' in page
         title = recipes.describe_experiment(name)["title"]
         assert f"## {title}" in markdown
         assert escape_latex(title) in latex
     for text in (page, markdown, latex):
-        assert "not run" in text
-        assert "miniature" in text
+        assert "Miniatures" in text
         assert "SIMULATED" in text
-        assert "76.19" in text
+        assert "76.19" not in text  # the paper's number, for other data
 
 
 def test_again_nothing_is_computed(everything, started, monkeypatch):
@@ -310,7 +307,7 @@ def test_one_experiment_is_drawn_from_its_records(copied, started):
     assert "0 of 2 runs were to do; now 2 done." in result.output
     table = (base / "cifar100" / "table.md").read_text("utf-8")
     assert str(base / "cifar100" / "table.md") in result.output.replace("\n", "")
-    assert "76.19" in table
+    assert "76.19" not in table  # the paper's number, for other data
     assert "miniature" in table
     assert not (base / "cifar100" / "rtrl-cp-seed1").exists()  # another recipe: not asked for
 
@@ -370,7 +367,7 @@ def test_a_failed_run_is_shown_and_the_others_go_on(edit, tmp_path, started):
     assert "rank" in said
     assert set(states(tmp_path, "cifar100/fc").values()) == {"done"}
     section = section_of("cifar100", tmp_path, tmp_path)
-    shown = cell_at(section, "Tucker", MINI)
+    shown = cell_at(section, "Tucker", OURS)
     assert (shown.text, shown.state) == ("failed", "failed")
     assert shown.detail.startswith("2 of 2 runs: ")
     assert "99" in shown.detail
@@ -378,8 +375,8 @@ def test_a_failed_run_is_shown_and_the_others_go_on(edit, tmp_path, started):
     assert result.exit_code == 1  # for make, SLURM and CI; the table is written all the same
     assert "now 2 failed." in result.output
     assert str(tmp_path / "cifar100" / "table.md") in result.output.replace("\n", "")
-    assert cell_at(section, "FC", MINI).state == "ours"
-    assert cell_at(section, "CP", MINI).state == "not run"
+    assert cell_at(section, "FC", OURS).state == "ours"
+    assert cell_at(section, "CP", OURS).state == "not run"
     started.clear()
     reproduce(tmp_path, "cifar100/trl-tucker")  # a failure is tried again, and said again
     assert set(states(tmp_path, "cifar100/trl-tucker").values()) == {"failed"}
@@ -402,10 +399,10 @@ def test_a_failed_seed_is_never_averaged_in(copied, tmp_path):
     write_json(base / "cifar100" / cell.slug / "failed.json", {"error": "train: the loss is not finite"})
     assert find_cell(cell, base).state == "failed"
     section = section_of("cifar100", base, tmp_path)
-    shown = cell_at(section, "CP", MINI)
+    shown = cell_at(section, "CP", OURS)
     assert (shown.text, shown.state) == ("failed", "failed")
     assert shown.detail == "1 of 2 runs: train: the loss is not finite"
-    assert cell_at(section, "Tucker", MINI).state == "ours"
+    assert cell_at(section, "Tucker", OURS).state == "ours"
 
 
 def test_a_failure_that_nobody_foresaw_keeps_its_traceback(tmp_path, monkeypatch):
@@ -425,7 +422,7 @@ def test_an_edited_recipe_makes_its_records_stale(copied, edit, tmp_path, starte
         name: "stale" if "rtrl-cp" in name else "done" for name in states(base, "cifar100")
     }
     section = section_of("cifar100", base, tmp_path)
-    shown = cell_at(section, "Randomized CP", MINI)
+    shown = cell_at(section, "Randomized CP", OURS)
     assert (shown.text, shown.state) == ("stale", "stale")
     assert "changed" in shown.detail
     said = reproduce(base, "cifar100")
@@ -469,7 +466,7 @@ def test_a_half_written_record_is_damaged_and_run_again(copied, tmp_path, starte
     assert found.state == "damaged"
     assert "cannot be read" in found.detail
     section = section_of("cifar100", base, tmp_path)
-    shown = cell_at(section, "FC + dropout", MINI)
+    shown = cell_at(section, "FC + dropout", OURS)
     assert (shown.text, shown.state) == ("damaged", "damaged")
     assert shown.detail.startswith("1 of 2 runs: a record cannot be read")
     assert "now 12 done" in reproduce(base, "cifar100")
@@ -485,7 +482,7 @@ def test_a_half_written_evaluation_is_damaged(copied, tmp_path, started):
     assert states(base, "imagenet-attacks/theta-0.7") == {"imagenet-attacks/theta-0.7-seed0": "damaged"}
     section = section_of("imagenet-attacks", base, tmp_path)
     rows = section.tables[2].rows  # of θ = 0.7
-    assert [row[2].state for row in rows if row[0].text == MINI] == ["damaged"] * 3
+    assert [row[2].state for row in rows] == ["damaged"] * 3
     assert "R-TRL, θ = 0.7" not in section.figures[0].alt  # no curve of it
     reproduce(base, "imagenet-attacks")
     assert started == [("evaluate", "imagenet-attacks/theta-0.7-seed0")]
@@ -508,7 +505,7 @@ def test_a_record_of_another_format_is_damaged_and_says_so(copied, record, tmp_p
     found = find_cell(list_cells("cifar100/fc")[0], base)
     assert found.state == "damaged"
     assert found.detail == f"its record has format {record.get('format')}, this version reads {FORMAT}"
-    shown = cell_at(section_of("cifar100", base, tmp_path), "FC", MINI)
+    shown = cell_at(section_of("cifar100", base, tmp_path), "FC", OURS)
     assert shown.state == "damaged"
     assert "this version reads" in shown.detail
 
@@ -526,11 +523,11 @@ def test_one_bad_number_leaves_the_others(copied, tmp_path, damage):
         result["test"]["accuracy"] = {"null": None, "NaN": float("nan"), "text": "high"}[damage]
     path.write_text(json.dumps(result), "utf-8")
     section = section_of("cifar100", base, tmp_path)
-    shown = cell_at(section, "FC + dropout", MINI)
+    shown = cell_at(section, "FC + dropout", OURS)
     assert (shown.text, shown.state) == ("damaged", "damaged")
     assert shown.detail.startswith("1 of 2 runs: fc-dropout-seed0: result.json has n")
     assert "delete result.json, and reproduce it again" in shown.detail
-    assert cell_at(section, "FC", MINI).state == "ours"
+    assert cell_at(section, "FC", OURS).state == "ours"
 
 
 @pytest.mark.parametrize("damage", ["null", "no summary", "no clean"])
@@ -544,7 +541,7 @@ def test_one_bad_number_of_an_evaluation_leaves_the_others(copied, tmp_path, dam
         del (record if damage == "no summary" else record["summary"])[damage.removeprefix("no ")]
     path.write_text(json.dumps(record), "utf-8")
     section = section_of("imagenet-attacks", base, tmp_path)
-    states = [{row[2].state for row in table.rows if row[0].text == MINI} for table in section.tables]
+    states = [{row[2].state for row in table.rows} for table in section.tables]
     assert states == [{"ours"}, {"ours"}, {"damaged"}, {"ours"}]
     assert "theta-0.7-seed0: evaluation.json has no " in section.tables[2].rows[-1][2].detail
 
@@ -973,10 +970,10 @@ def test_a_report_of_all_states(in_all_states, tmp_path):
         assert str(in_all_states.out / f"report.{ending}") in in_all_states.output.replace("\n", "")
         for word in ("not run", "failed", "stale", "damaged"):
             assert word in text
-    assert all(f'id="{name}"' in texts["html"] for name in list_experiments())
+    assert all(f'id="{name}-miniature"' in texts["html"] for name in PAPER)
     assert "the loss &lt;b&gt;is&lt;/b&gt; not finite" in texts["html"]
     shown = {
-        row: cell_at(section_of("cifar100", in_all_states.base, tmp_path), row, MINI)
+        row: cell_at(section_of("cifar100", in_all_states.base, tmp_path), row, OURS)
         for row in ("FC", "FC + dropout", "Tucker", "CP", "Randomized Tucker", "Randomized CP")
     }
     assert [cell.state for cell in shown.values()] == ["ours", "damaged", "not run", "failed", "ours", "stale"]
@@ -984,7 +981,7 @@ def test_a_report_of_all_states(in_all_states, tmp_path):
 
 def test_one_broken_curve_leaves_the_others(in_all_states, tmp_path):
     section = section_of("mri-noise", in_all_states.base, tmp_path)
-    rows = {row[0].text: {cell.state for cell in row[1:]} for row in section.tables[2].rows}
+    rows = {row[0].text: {cell.state for cell in row[1:]} for row in section.tables[0].rows}
     assert rows == {
         "FC": {"damaged"},
         "Tucker": {"ours"},
@@ -997,7 +994,7 @@ def test_one_broken_curve_leaves_the_others(in_all_states, tmp_path):
     assert [cell.detail for cell in failed] == ["1 of 1 runs: the GPU's memory is full"] * 4
     assert len(attacks.verdicts) == 3
     surface = section_of("cifar100-surface", in_all_states.base, tmp_path)
-    own = next(table for table in surface.tables if table.caption == f"Bernoulli R-TRL: accuracy in %, {MINI}")
+    own = next(table for table in surface.tables if table.caption == "Bernoulli R-TRL: accuracy in %")
     assert [[cell.state for cell in row[2:]] for row in own.rows] == [["ours", "ours"], ["ours", "not run"]]
 
 
@@ -1005,14 +1002,14 @@ def test_a_synthetic_record_of_an_edited_recipe_is_stale(copied, edit, tmp_path)
     base = copied("synthetic-cp")
     edit("synthetic-cp/white", 'inputs = "white"', 'inputs = "white"\nbatch = 25')
     section = section_of("synthetic-cp", base, tmp_path)
-    assert "stale" in {cell.state for row in section.tables[1].rows for cell in row}
+    assert "stale" in {cell.state for row in section.tables[0].rows for cell in row}
 
 
 def test_a_damaged_synthetic_record_is_shown_as_such(copied, tmp_path):
     base = copied("synthetic-cp")
     (base / "synthetic-cp" / "white.json").write_text("{", "utf-8")
     section = section_of("synthetic-cp", base, tmp_path)
-    assert "damaged" in {cell.state for row in section.tables[1].rows for cell in row}
+    assert "damaged" in {cell.state for row in section.tables[0].rows for cell in row}
 
 
 def test_records_of_another_version_are_not_lost(copied):
@@ -1032,7 +1029,7 @@ def test_the_table_is_that_of_the_seeds_that_were_run(tmp_path):
     assert "now 2 done" in result.output
     table = (tmp_path / "cifar100" / "table.md").read_text("utf-8")
     row = next(line for line in table.splitlines() if line.startswith("| FC "))
-    assert "not run" not in row  # the full size, of which there is nothing, has no column
+    assert row.count("not run") == 0
 
 
 # From records to numbers.
@@ -1044,7 +1041,7 @@ def test_several_seeds_have_students_interval(everything, tmp_path):
         cells = expand(recipe, "quick")
         values = [find_cell(cell, everything.base).result["test"]["accuracy"] for cell in cells]
         low, high = seed_interval(values)
-        shown = cell_at(section, recipe.row, MINI)
+        shown = cell_at(section, recipe.row, OURS)
         assert shown.text == f"{sum(values) / 2:.2f} ({values[0]:.2f}, {values[1]:.2f})"
         assert f"95 % interval {low:.2f} to {high:.2f}" in shown.detail
         assert f"95 % interval {low:.2f} to {high:.2f}" in shown.detail
@@ -1057,11 +1054,10 @@ def test_only_seeds_that_are_there_are_counted(tmp_path):
         forge(cell, tmp_path, make_result(accuracy), make_evaluation(), examples=10_000)
     forge(cells[2], tmp_path, make_result(90.0), examples=10_000)  # trained, but not yet attacked
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
-    assert cell_at(section, "FC", FULL).text == "76.00 (75.00, 77.00)"
+    assert cell_at(section, "FC", OURS).text == "76.00 (75.00, 77.00)"
     forge(cells[2], tmp_path, make_result(76.0), make_evaluation(), examples=10_000)
     section = section_of("cifar100", tmp_path, tmp_path, "paper")
-    assert cell_at(section, "FC", FULL).text == "76.00 ± 2.48 (3)"
-    assert not [head for head in section.tables[0].columns if MINI in head]  # no folder of miniatures was given
+    assert cell_at(section, "FC", OURS).text == "76.00 ± 2.48 (3)"
     assert section.label == "full size: CIFAR-100, 400 epochs, as printed"
 
 
@@ -1117,7 +1113,7 @@ def test_networks_that_were_attacked_have_both_protocols_noise_and_calibration_i
     assert sizes.rows[5][2].text == ""  # CP without dropout was not run
     assert {cell.state for cell in sizes.rows[2][1:]} == {"not run"}
     assert len(section.verdicts) == 6
-    assert section.verdicts[0] == ("FC, seed 0 (ours, full size)", "No sign")
+    assert section.verdicts[0] == ("FC, seed 0", "No sign")
     heads, curves = section.figures
     assert "Randomized CP 77.0 % (paper 76.19), 31.0 % under FGSM, 8/255, 4.0 % under adaptive, 2/255" in heads.alt
     assert "FC from 6 % to 6 %" in curves.alt
@@ -1131,7 +1127,7 @@ def test_one_seed_has_wilsons_interval(everything, tmp_path):
         for metric, head in (("accuracy", "accuracy, %"), ("top5", "top-5, %")):
             value = found.result["test"][metric]
             low, high = (100 * end for end in proportion_interval(round(value / 100 * 360), 360))
-            shown = cell_at(section, recipe.row, f"{head}, {MINI}")
+            shown = cell_at(section, recipe.row, f"{head}, {OURS}")
             assert shown.text == f"{value:.2f} [{low:.1f}, {high:.1f}]"
             assert "one seed, 360 test images" in shown.detail
 
@@ -1142,19 +1138,15 @@ def test_one_seed_without_a_count_and_an_error_have_none():
     assert show_number([100.0], "accuracy", 10).text == "100.00 [72.2, 100.0]"
 
 
-def test_rows_and_columns_are_those_of_the_paper(everything, tmp_path):
+def test_rows_and_columns_are_those_of_the_paper(tmp_path):
     for name in ("imagenet", "mri", "cifar100"):
-        table = section_of(name, everything.base, tmp_path).tables[0]
+        table = section_of(name, tmp_path, tmp_path, "paper").tables[0]
         listed = load_recipes(name, "paper")
         assert [row[0].text for row in table.rows] == [recipe.row for recipe in listed]
         for row, recipe in zip(table.rows, listed, strict=True):
             assert [float(cell.text) for cell in row if cell.state == "paper"] == list(recipe.printed.values())
-        for group in range(1, len(table.columns), 3):  # the paper's number, then ours
-            assert [head.rpartition(", ")[2] for head in table.columns[group : group + 3]] == [
-                "paper",
-                "full size",
-                "miniature",
-            ]
+        for group in range(1, len(table.columns), 2):
+            assert [head.rpartition(", ")[2] for head in table.columns[group : group + 2]] == ["paper", "ours"]
     assert [row[0].text for row in table.rows] == [
         "FC",
         "FC + dropout",
@@ -1171,7 +1163,7 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
         found = find_cell(cell, everything.base)
         outcomes = Outcomes(found.run.folder / "outcomes.npz", found.evaluation["identity"])
         assert table.columns == ["network", "ε", "FGSM", "BIM", "PGD", "adaptive ensemble", "audit"]
-        ours = {row[1].text: row[2:] for row in table.rows if row[0].text == MINI}
+        ours = {row[1].text: row[2:] for row in table.rows}
         assert list(ours) == ["2/255", "8/255", "16/255"]
         for radius, numbers in ours.items():
             for shown, attack in zip(numbers, ("fgsm", "bim", "pgd"), strict=False):
@@ -1195,7 +1187,7 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
 def test_noise_of_one_run_has_the_records_interval_of_several_students(everything, tmp_path):
     section = section_of("mri-noise", everything.base, tmp_path)
     for (table, family), (row, cell) in product(
-        zip(section.tables[2:], ("gaussian", "rician"), strict=True), enumerate(list_cells("mri-noise"))
+        zip(section.tables, ("gaussian", "rician"), strict=True), enumerate(list_cells("mri-noise"))
     ):
         row = table.rows[row]
         summary = find_cell(cell, everything.base).evaluation["summary"]
@@ -1284,11 +1276,11 @@ def test_folds_are_put_together_person_by_person(tmp_path):
     cp = forge_people(tmp_path, "rtrl-cp", lambda age, seed: age + 2 + seed)
     section = section_of("mri", tmp_path, tmp_path / "figures", "paper")
     low, high = bootstrap_interval(fc)
-    shown = cell_at(section, "FC", FULL)
+    shown = cell_at(section, "FC", OURS)
     assert shown.text == f"{fc.mean():.2f} [{low:.2f}, {high:.2f}]"
     assert shown.detail == "5 seeds × 5 folds, 50 people; bootstrap over people and seeds"
-    assert cell_at(section, "Randomized CP", FULL).text == "2.50 [2.00, 3.00]"
-    assert cell_at(section, "Tucker", FULL).state == "not run"
+    assert cell_at(section, "Randomized CP", OURS).text == "2.50 [2.00, 3.00]"
+    assert cell_at(section, "Tucker", OURS).state == "not run"
     assert cell_at(section, "Randomized CP", "paper").text == "2.58"
     assert cell_at(section, "FC + dropout", "paper").text == ""
     people = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
@@ -1314,8 +1306,8 @@ def test_one_damaged_table_of_predictions_leaves_the_others(tmp_path, content):
     path = min((tmp_path / "mri").glob("rtrl-cp-*")) / "predictions.csv"
     path.unlink() if content is None else path.write_text(content, "utf-8")
     section = section_of("mri", tmp_path, tmp_path / "figures", "paper")
-    assert cell_at(section, "FC", FULL).state == "ours"
-    shown = cell_at(section, "Randomized CP", FULL)
+    assert cell_at(section, "FC", OURS).state == "ours"
+    shown = cell_at(section, "Randomized CP", OURS)
     assert shown.state == "damaged"
     assert f"{path.parent.name}: predictions.csv " in shown.detail
     [people] = [row[1] for row in section.tables[1].rows if row[0].text == "Randomized CP"]
@@ -1367,8 +1359,7 @@ def test_an_ensemble_is_evaluated_after_all_its_members(edit, tmp_path, started)
 
 def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):
     section = section_of("cifar100-surface", everything.base, tmp_path)
-    own = [table for table in section.tables if table.caption.endswith(MINI)]
-    for table, recipe in zip(own, load_recipes("cifar100-surface", "quick"), strict=True):
+    for table, recipe in zip(section.tables, load_recipes("cifar100-surface", "quick"), strict=True):
         assert table.caption.startswith(recipe.row)
         assert table.columns == ["rank", "compression ratio", "θ = 1", "θ = 0.6"]
         shown = {row[0].text: row[1].text for row in table.rows}
@@ -1379,7 +1370,7 @@ def test_the_surfaces_ratios_are_those_of_the_layers(everything, tmp_path):
             assert head.compression_ratio == pytest.approx(64 * 2 * 2 * 10 / size)
             assert find_cell(cell, everything.base).result["compression_ratio"] == head.compression_ratio
             assert shown["×".join(map(str, rank))] == f"{head.compression_ratio:.1f}"
-    full = [table for table in section.tables if table.caption.endswith(FULL)]
+    full = section_of("cifar100-surface", tmp_path, tmp_path, "paper").tables
     assert ["held-out" in table.caption for table in full] == [False, True] * 4
     assert [len(table.rows) for table in full] == [5] * 8
     assert {cell.state for table in full for row in table.rows for cell in row[2:]} == {"not run"}
@@ -1397,9 +1388,9 @@ def test_each_environment_is_listed_once(everything, tmp_path):
     (tmp_path / "cifar100" / "fc-seed9" / "run.json").write_text("{", "utf-8")  # damaged: left out
     report = collect({"paper": tmp_path}, tmp_path / "figures")
     said = "tensor-dropout 1.0, torch 2.9, Python 3.12"
-    assert report.environment == [(FULL, f"H200; {said}"), (FULL, f"16 CPU cores; {said}")]
+    assert report.environment == [("full size", f"H200; {said}"), ("full size", f"16 CPU cores; {said}")]
     page = (everything.base / "report" / "report.md").read_text("utf-8")
-    [own] = [line for line in page.splitlines() if line.startswith(f"- {MINI}: ")]
+    [own] = [line for line in page.splitlines() if line.startswith("- miniatures: ")]
     assert f"torch {torch.__version__}" in own
 
 
@@ -1411,12 +1402,12 @@ def test_a_condition_has_the_mean_over_seeds_of_each_metric(tmp_path):
         score = {"accuracy": 50.0 + 2 * cell.seed, "nll": 1.0 + cell.seed, "ece": 3.0}
         forge(cell, tmp_path, result={"test": score})
     section = section_of("beyond-labels", tmp_path, tmp_path / "figures")
-    mini = [table for table in section.tables if MINI in table.caption]
+    mini = section.tables
     assert [table.columns for table in mini] == [["", "label noise = 0.4"]] * 3
     for table, values in zip(mini, ([50.0, 52.0], [1.0, 2.0], [3.0, 3.0]), strict=True):
         assert [row[0].text for row in table.rows] == ["FC", "Randomized CP"]
         assert {row[1].text for row in table.rows} == {show_number(values, "", None).text}
-    full = section.tables[0]
+    full = section_of("beyond-labels", tmp_path, tmp_path / "figures", "paper").tables[0]
     assert full.columns == ["", "weight decay = 0.0005", "weight decay = 0.002"]
     assert {cell.state for row in full.rows for cell in row[1:]} == {"not run"}
 
@@ -1430,7 +1421,7 @@ def test_the_change_by_a_setting_is_that_on_equal_seeds(tmp_path):
 
     def read_table():
         section = section_of("beyond-laptop-settings", tmp_path, tmp_path / "figures")
-        [table] = [table for table in section.tables if table.caption == f"Randomized CP: one setting changed, {MINI}"]
+        [table] = [table for table in section.tables if table.caption == "Randomized CP: one setting changed"]
         return [[cell.text for cell in row] for row in table.rows]
 
     plain, changed = read_table()
@@ -1452,14 +1443,14 @@ def test_signals_of_unknown_classes_are_those_of_the_records(tmp_path):
         signals = {name: {"auroc": 80.0 + 2 * cell.seed + k, "fpr95": 50.0} for k, name in enumerate(known)}
         summary = {"clean": {"accuracy": 97.0, "nll": 0.1}, "unknown": {"examples": 9, "signals": signals}}
         forge(cell, tmp_path, result={"test": {"accuracy": 97.0}}, evaluation={"summary": summary})
-    table = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[1]
+    table = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[0]
     fc, cp = table.rows
     assert fc[3].text == cp[3].text == show_number([80.0, 82.0], "", None).text
     assert cp[6].text == show_number([83.0, 85.0], "", None).text
     assert [cell.text for cell in fc[5:]] == ["", ""]  # an FC head has no draws to disagree
     signals["rest"]["auroc"] = None
     forge(cell, tmp_path, evaluation={"summary": summary})
-    fc, cp = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[1].rows
+    fc, cp = section_of("beyond-unknown", tmp_path, tmp_path / "figures").tables[0].rows
     assert ({each.state for each in fc[1:5]}, {each.state for each in cp[1:]}) == ({"ours"}, {"damaged"})
 
 
@@ -1480,7 +1471,7 @@ def test_sizes_come_from_what_was_trained_and_what_was_cut(tmp_path):
         evaluation = None if cell.evaluation is None else {"summary": {"clean": {"accuracy": 9}, "heads": heads}}
         forge(cell, tmp_path, result=result, evaluation=evaluation)
     section = section_of("beyond-sizes", tmp_path, tmp_path / "figures")
-    rows = [tuple(cell.text for cell in row) for row in section.tables[1].rows]
+    rows = [tuple(cell.text for cell in row) for row in section.tables[0].rows]
     assert ("CP", "40", "94.00") in rows
     assert ("CP", "160", "106.00") in rows
     assert ("FC, cut afterwards: pruned", "35", "5.00") in rows
@@ -1496,10 +1487,10 @@ def test_the_cost_of_a_search_counts_failed_trials(tmp_path):
     forge(first, tmp_path, result={**scores, "seconds": 12.4, "compression_ratio": None})
     write_json(forge(second, tmp_path) / "failed.json", {"error": "not finite"})
     *trials, table = section_of("beyond-search", tmp_path, tmp_path / "figures").tables
-    [own] = [each for each in trials if each.caption.startswith("FC: ") and MINI in each.caption]
+    [own] = [each for each in trials if each.caption.startswith("FC: ")]
     said = show_number([50.0], "accuracy", None).text
     assert [[cell.text for cell in row] for row in own.rows] == [["plain", said, "12"], ["smooth", "failed", ""]]
-    assert table.caption == f"What the search cost, {MINI}"
+    assert table.caption == "What the search cost"
     assert [[cell.text for cell in row] for row in table.rows] == [
         ["FC", "2", "12"],
         ["Randomized CP", "not run", "not run"],
@@ -1514,8 +1505,8 @@ def test_a_row_of_another_rows_networks_has_its_clean_accuracy_and_no_size(tmp_p
         evaluation["summary"]["clean"] |= {"accuracy": 66.0, "nll": 0.5, "ece": 4.0}
         forge(cell, tmp_path, None if cell.of else make_result(76.0), evaluation, examples=10_000)
     section = section_of("beyond-attacks", tmp_path, tmp_path / "figures", preset="paper")
-    assert cell_at(section, "Randomized CP", FULL).text.startswith("76.00")
-    assert cell_at(section, "Randomized CP, masks at test time", FULL).text == "66.00 (1)"
+    assert cell_at(section, "Randomized CP", OURS).text.startswith("76.00")
+    assert cell_at(section, "Randomized CP, masks at test time", OURS).text == "66.00 (1)"
     sizes = {row[0].text: [cell.text for cell in row[1:]] for row in section.tables[1].rows}
     assert sizes["Randomized CP, masks at test time"] == ["", "", "", "", "0.50 (1)", "4.00 (1)", ""]
 
@@ -1524,10 +1515,8 @@ def test_an_ensemble_by_itself_is_not_stale(tmp_path):
     cells = paper.list_cells("mri-uncertainty/fc-ensemble", "paper")
     for cell in cells:
         forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": 1.0}}})
-    [runs] = [
-        runs for runs in find_runs("mri-uncertainty", {"paper": tmp_path}, "paper") if "ensemble" in runs.recipe.name
-    ]
-    assert {found.state for _, found in runs.records} == {"done"}
+    [runs] = [runs for runs in find_runs("mri-uncertainty", "paper", tmp_path) if "ensemble" in runs.recipe.name]
+    assert {found.state for _, found in runs.found} == {"done"}
 
 
 def test_an_interval_over_folds_does_not_count_seeds_as_people():

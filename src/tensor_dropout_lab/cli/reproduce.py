@@ -137,11 +137,11 @@ def _run_all(preset: str, base: Path, seed: int, options: dict[str, Any]) -> tup
     """The paper's experiments, all networks in one sweep, then the report."""
     from rich.console import Console
 
-    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_place, run_cells
+    from tensor_dropout_lab.experiments.paper import check_data, list_cells, make_context, run_cells
 
-    place = make_place(base, options)
+    context = make_context(base, options)
     cells = [cell for name in PAPER if _has_recipes(name) for cell in list_cells(name, preset, seed)]
-    check_data(cells, place)
+    check_data(cells, context)
     for name in PAPER:
         if not _has_recipes(name):
             _run_one(name, preset, base, seed, {})

@@ -85,8 +85,8 @@ def collect(bases: Bases, figures: Path) -> Report:
 
 def _list_experiments(preset: str, base: Path) -> list[str]:
     """All at full size, where what was not run must be seen; of the miniatures those that were run."""
-    store = RecordStore(base)
-    return [name for name in list_experiments() if preset == "paper" or store.list_runs(name)]
+    there = RecordStore(base).list_experiments()
+    return [name for name in list_experiments() if preset == "paper" or name in there]
 
 
 def build_section(experiment: str, preset: str, base: Path, figures: Path) -> Section:
