@@ -1179,6 +1179,7 @@ def test_attacks_carry_both_protocols_and_the_intervals_of_the_outcomes(everythi
         assert shown.text == ("MASKING" if audit["masked"] else "no sign of masking")
         assert shown.detail == audit["verdict"]
         assert ours["2/255"][4].text == ours["16/255"][4].text == ""
+    for table in section_of("imagenet-attacks", tmp_path, tmp_path, "paper").tables:
         printed = [row for row in table.rows if row[0].text == "paper"]
         assert [row[1].text for row in printed] == ["2/255", "8/255", "16/255"]
         assert all(cell.state == "paper" for row in printed for cell in row[2:5])
