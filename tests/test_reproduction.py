@@ -40,7 +40,7 @@ from tensor_dropout_lab.evaluation.intervals import (
     seed_interval,
 )
 from tensor_dropout_lab.experiments import PAPER, paper, recipes, sweep, synthetic
-from tensor_dropout_lab.experiments.cells import FORMAT, Place, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import FORMAT, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
@@ -1517,7 +1517,7 @@ def test_an_ensemble_by_itself_is_not_stale(tmp_path):
     for cell in cells:
         forge(cell, tmp_path, evaluation={"summary": {"clean": {"mae": 1.0}}})
     [runs] = [runs for runs in find_runs("mri-uncertainty", "paper", tmp_path) if "ensemble" in runs.recipe.name]
-    assert {found.state for _, found in runs.found} == {"done"}
+    assert {found.state for _, found in runs.records} == {"done"}
 
 
 def test_an_interval_over_folds_does_not_count_seeds_as_people():
