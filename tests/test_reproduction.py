@@ -40,7 +40,7 @@ from tensor_dropout_lab.evaluation.intervals import (
     seed_interval,
 )
 from tensor_dropout_lab.experiments import PAPER, paper, recipes, sweep, synthetic
-from tensor_dropout_lab.experiments.cells import FORMAT, find_cell, run_cell
+from tensor_dropout_lab.experiments.cells import FORMAT, RunContext, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
