@@ -199,6 +199,15 @@ def test_what_was_not_run_is_not_claimed():
     assert "all 7 rules that were tried hold" in audit(found).verdict
 
 
+def test_where_no_attack_was_run_no_rule_was_tried():
+    found = evidence(randomized=True, declared=True)
+    for name in list(found.parts):
+        if name != "clean":
+            del found.parts[name]
+    tried = [check.name for check in audit(found).checks if check.passed is not None]
+    assert tried in ([], ["randomness"])
+
+
 def test_a_regression_is_judged_by_its_error():
     def numbers(error):
         target = np.linspace(20, 80, 50)[:, None]

@@ -245,6 +245,18 @@ def test_what_cannot_be_exported_leaves_nothing(export, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+class Silent(nn.Module):
+    def forward(self, x):
+        return "no tensor"
+
+
+@pytest.mark.parametrize("export", [export_onnx, export_program])
+def test_a_network_that_returns_no_tensor_is_refused(export, tmp_path):
+    with pytest.raises(td.TensorDropoutError, match="Silent returns no tensor"):
+        export(Silent(), torch.randn(2, 3), tmp_path / "a")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_merging_needs_a_tensor_regression(tmp_path):
     with pytest.raises(td.TensorDropoutError, match="no tensor regression"):
         export_merged(plain(), torch.randn(2, 1, 6, 6), tmp_path / "a.safetensors")

@@ -22,7 +22,7 @@ LAWS = {
 LAYERS = {
     "tucker-scalar": (td.TuckerRegression, (3, 2, 2), 1, (2, 2, 2, 1), ["all", (0,), (1, 2), (0, 2)]),
     "tucker-vector": (td.TuckerRegression, (3, 2, 2), 2, (2, 2, 1, 2), ["all", (0,), (3,), (0, 3), (1,)]),
-    "tucker-tensor": (td.TuckerRegression, (3, 2), (2, 2), (2, 2, 2, 2), ["all", (2,), (0, 3), (2, 3)]),
+    "tucker-tensor": (td.TuckerRegression, (3, 2), (2, 2), (2, 2, 2, 2), ["all", (0,), (2,), (0, 3), (2, 3)]),
     "tucker-features": (td.TuckerRegression, (4,), 3, (3, 2), ["all", (0,), (1,)]),
     "cp-scalar": (td.CPRegression, (3, 2, 2), 1, 3, ["all"]),
     "cp-vector": (td.CPRegression, (3, 2, 2), 3, 3, ["all"]),
