@@ -74,7 +74,7 @@ def describe_environment(*packages: str) -> dict[str, Any]:
         "command": describe_command(),
         "tensor_dropout": __version__,
         "python": platform.python_version(),
-        "torch": metadata.version("torch"),
+        "torch": _torch_version(),
         **{package: metadata.version(package) for package in packages},
         "machine": f"{platform.system()} {platform.machine()}",
         **_describe_gpu(),
@@ -88,6 +88,12 @@ def _describe_gpu() -> dict[str, str]:
     """Of a process that computes; one that reads records has not imported torch, and must not for this."""
     torch = sys.modules.get("torch")
     return {"gpu": torch.cuda.get_device_name()} if torch is not None and torch.cuda.is_available() else {}
+
+
+def _torch_version() -> str:
+    """With its build, such as ``+cu130``, where torch is loaded."""
+    torch = sys.modules.get("torch")
+    return metadata.version("torch") if torch is None else str(torch.__version__)
 
 
 def _count_threads() -> dict[str, int]:
