@@ -21,7 +21,7 @@ from torch import nn
 from tensor_dropout.robustness import Target, pgd
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.nets import build_net
-from tensor_dropout_lab.records import describe_environment
+from tensor_dropout_lab.run_records import describe_environment
 
 EPSILON = 0.2
 

@@ -20,7 +20,7 @@ import torch
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.data.augment import RandomFlip, RandomShift
 from tensor_dropout_lab.data.base import Data, StandardizeImages, TensorSplit
-from tensor_dropout_lab.records import describe_environment
+from tensor_dropout_lab.run_records import describe_environment
 from tensor_dropout_lab.training.config import resolve_config
 from tensor_dropout_lab.training.execution import choose_memory_format, lay_out_
 from tensor_dropout_lab.training.loop import build_network

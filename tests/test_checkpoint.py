@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 from tensor_dropout_lab.training import checkpoint, loop, runs
 from tensor_dropout_lab.training.checkpoint import list_checkpoints, read_checkpoint, read_latest, write_checkpoint
 from tensor_dropout_lab.training.step import Step

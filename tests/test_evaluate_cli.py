@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tensor_dropout.robustness import apgd, blackbox, gradient_attacks, transfer
-from tensor_dropout.robustness.protocol import ensemble
+from tensor_dropout.robustness.attacks import ensemble
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import DATASETS, Data, Source, TensorSplit, load_data
 from tensor_dropout_lab.evaluation import intervals, show

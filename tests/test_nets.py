@@ -14,7 +14,7 @@ from torch.testing import assert_close
 import tensor_dropout as td
 from tensor_dropout_lab.nets import HEADS, WeightDropoutTucker, build_head, build_net, load_backbone
 from tensor_dropout_lab.nets.families import FAMILIES
-from tensor_dropout_lab.nets.head_names import DEFAULTS
+from tensor_dropout_lab.nets.head_table import DEFAULTS
 from tensor_dropout_lab.nets.resnet import DESIGNS, ResNet
 
 IMAGE, VOLUME = (1, 8, 8), (1, 16, 20, 16)

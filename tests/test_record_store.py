@@ -16,7 +16,7 @@ from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import Budget
 from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 from tensor_dropout_lab.record_store import LiveRun, RecordStore, open_run, read_outcomes
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 from training_runs import run
 
 

@@ -44,10 +44,10 @@ from tensor_dropout_lab.experiments.cells import FORMAT, RunContext, find_cell, 
 from tensor_dropout_lab.experiments.recipes import VARIANT, Cell, expand, list_experiments, load_recipes
 from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
-from tensor_dropout_lab.records import describe_command, write_json
 from tensor_dropout_lab.report.characters import escape_latex
 from tensor_dropout_lab.report.collect import build_section, collect
 from tensor_dropout_lab.report.sections.runs import find_runs, pool, show_number
+from tensor_dropout_lab.run_records import describe_command, write_json
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.step import Step
 

@@ -19,12 +19,7 @@ from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout.robustness.evaluation import evaluate
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Outcomes
-from tensor_dropout.robustness.protocol import (
-    CURVE_STRENGTHS,
-    Budget,
-    plan_attacks,
-    plan_noise,
-)
+from tensor_dropout.robustness.protocol import CURVE_STRENGTHS, Budget, plan_attacks, plan_noise
 from tensor_dropout.robustness.settings import Settings
 from tensor_dropout.robustness.summary import summarize_evaluation, worst_outcome
 from tensor_dropout.robustness.target import Target
@@ -978,7 +973,7 @@ def test_the_audit_of_any_network_in_a_few_lines():
 
 
 def test_an_attack_of_one_s_own_joins_the_ensemble(monkeypatch):
-    from tensor_dropout.robustness.protocol import ATTACKS, AttackEntry, ensemble, register_attack
+    from tensor_dropout.robustness.attacks import ATTACKS, AttackEntry, ensemble, register_attack
 
     calls = []
 
@@ -989,7 +984,7 @@ def test_an_attack_of_one_s_own_joins_the_ensemble(monkeypatch):
 
         return attack
 
-    monkeypatch.setattr("tensor_dropout.robustness.protocol.ATTACKS", dict(ATTACKS))
+    monkeypatch.setattr("tensor_dropout.robustness.attacks.ATTACKS", dict(ATTACKS))
     register_attack(AttackEntry("nudge", nudge, "black box", ("margin",), ("classification",)))
     with pytest.raises(TensorDropoutError, match="the name 'nudge' is taken"):
         register_attack(AttackEntry("nudge", nudge, "gradient"))

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tensor_dropout_lab.cli import app
 from tensor_dropout_lab.record_store import RecordStore
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 
 
 @pytest.fixture(params=["live", "packed"])

@@ -18,7 +18,7 @@ from tensor_dropout_lab.experiments.cells import FORMAT
 from tensor_dropout_lab.experiments.recipes import ROOT as RECIPES
 from tensor_dropout_lab.experiments.recipes import expand, load_recipes
 from tensor_dropout_lab.record_store import RecordStore
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 
 sys.path.append(str(Path(__file__).parents[1] / "tools"))
 from choose_variants import FOLD, choose, write_points

@@ -25,7 +25,7 @@ from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.file_predictions import format_uncertain
 from tensor_dropout_lab.locks import lock_folder
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 from tensor_dropout_lab.training.config import resolve_config
 from tensor_dropout_lab.training.runs import RunFolder, data_options, list_runs
 from tensor_dropout_lab.training.sampling import Feed, Sampler

@@ -27,7 +27,7 @@ import torch
 
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data import load_data
-from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.config import resolve_config
 

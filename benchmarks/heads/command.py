@@ -18,7 +18,7 @@ from heads.running import Bench, Settings, describe_failure, run_all, start_reco
 from heads.tables import write_report
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 
 DESCRIPTION = """\
 Times our heads, pooled linear, flatten + linear, TensorLy-Torch and a hand-written einsum in one interleaved run:

@@ -29,7 +29,7 @@ from heads.timing import (
     sample_in_turn,
     summarize,
 )
-from tensor_dropout_lab.records import describe_environment
+from tensor_dropout_lab.run_records import describe_environment
 
 GROWTH_BATCH = 64
 PACKAGES = ("tensorly", "opt_einsum", "triton")

@@ -21,7 +21,7 @@ from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.data.base import FileReader, name_targets
 from tensor_dropout_lab.explanation import explain
 from tensor_dropout_lab.figures import require_matplotlib
-from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.runs import data_options, read_finished_run
 
 

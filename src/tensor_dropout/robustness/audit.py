@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from tensor_dropout.metrics.measures import score_images
-from tensor_dropout.robustness.protocol import PAPER, UNBOUNDED, Role, ensemble, first_loss, name_parts
+from tensor_dropout.robustness.attacks import Role, ensemble, first_loss, name_parts
+from tensor_dropout.robustness.protocol import PAPER, UNBOUNDED
 
 IMAGES = 2
 """Differences of so many images are chance, however few there are: a threshold in points is never below them."""

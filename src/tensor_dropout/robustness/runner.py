@@ -17,18 +17,12 @@ from torch import Tensor, nn
 from tensor_dropout.metrics.measures import fit_extra_variance
 from tensor_dropout.progress import show_progress
 from tensor_dropout.robustness.attack_loop import seeded
+from tensor_dropout.robustness.attacks import first_loss
 from tensor_dropout.robustness.describe import describe_outcome
 from tensor_dropout.robustness.losses import find_loss
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes, slim
-from tensor_dropout.robustness.protocol import (
-    AttackPart,
-    NoisePart,
-    choose_noise,
-    first_loss,
-    plan_attacks,
-    plan_noise,
-)
+from tensor_dropout.robustness.protocol import AttackPart, NoisePart, choose_noise, plan_attacks, plan_noise
 from tensor_dropout.robustness.settings import Settings
 from tensor_dropout.robustness.target import Target
 from tensor_dropout.robustness.transfer import Transfer

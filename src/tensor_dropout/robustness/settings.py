@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.norms import find_norm
-from tensor_dropout.robustness.protocol import (
-    Budget,
-    Protocol,
-)
+from tensor_dropout.robustness.protocol import Budget, Protocol
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import numpy as np
 from tensor_dropout.metrics.detection import detect
 from tensor_dropout.metrics.measures import score_images, split_targets, widen
 from tensor_dropout.metrics.registry import main_metric, summarize
+from tensor_dropout.robustness.attacks import ensemble
 from tensor_dropout.robustness.audit import Audit, Evidence, audit
 from tensor_dropout.robustness.noise import CORRUPTIONS
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes
-from tensor_dropout.robustness.protocol import PAPER, ensemble
+from tensor_dropout.robustness.protocol import PAPER
 
 Interval = Callable[..., tuple[float, float]]
 """From outcomes that differ in their draws to the ends of an interval for the main metric."""

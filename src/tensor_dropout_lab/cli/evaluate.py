@@ -154,7 +154,7 @@ def compare(
         from tensor_dropout_lab.evaluation.compare import compare_outcomes, tabulate_detection, tabulate_uncertainty
         from tensor_dropout_lab.evaluation.show import print_comparison, print_detection, print_uncertainty
         from tensor_dropout_lab.record_store import read_outcomes
-        from tensor_dropout_lab.records import write_json
+        from tensor_dropout_lab.run_records import write_json
 
         if len(folders) < 2:
             raise TensorDropoutError("compare: two evaluations at least are expected, got one")

@@ -10,8 +10,9 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.detection import detect
 from tensor_dropout.metrics.measures import score_images
+from tensor_dropout.robustness.attacks import ensemble
 from tensor_dropout.robustness.outcomes import Outcomes
-from tensor_dropout.robustness.protocol import PAPER, ensemble
+from tensor_dropout.robustness.protocol import PAPER
 from tensor_dropout.robustness.summary import describe_uncertainty, worst_outcome
 from tensor_dropout_lab.evaluation.intervals import bootstrap_interval, compare, metric_interval
 

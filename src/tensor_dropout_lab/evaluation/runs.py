@@ -26,7 +26,7 @@ from tensor_dropout_lab.evaluation.examples import Examples, Scale, build_target
 from tensor_dropout_lab.evaluation.intervals import metric_interval
 from tensor_dropout_lab.evaluation.shrinking import shrink
 from tensor_dropout_lab.evaluation.twin import fit_twin
-from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.processes import choose_device
 from tensor_dropout_lab.training.runs import data_options, read_finished_run, require_same_examples
 

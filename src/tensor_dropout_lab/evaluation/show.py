@@ -17,8 +17,9 @@ from tensor_dropout.metrics.detection import SIGNALS
 from tensor_dropout.metrics.measures import reliability, risk_coverage, score_images
 from tensor_dropout.metrics.outcome_arrays import read_numbers
 from tensor_dropout.metrics.registry import compute_coverage, find_main, main_metric
+from tensor_dropout.robustness.attacks import ATTACKS
 from tensor_dropout.robustness.outcomes import Outcomes
-from tensor_dropout.robustness.protocol import ATTACKS, CURVE_STRENGTHS, UNBOUNDED
+from tensor_dropout.robustness.protocol import CURVE_STRENGTHS, UNBOUNDED
 from tensor_dropout_lab.figures import draw_figure, save_figure
 
 PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"

@@ -13,7 +13,7 @@ from tensor_dropout.version import __version__
 from tensor_dropout_lab.experiments.recipes import Cell
 from tensor_dropout_lab.locks import FolderInUseError
 from tensor_dropout_lab.record_store import LiveRun, RecordStore, Run
-from tensor_dropout_lab.records import write_json
+from tensor_dropout_lab.run_records import write_json
 
 FORMAT = 1
 """Of ``cell.json``; a record of another format is not read."""

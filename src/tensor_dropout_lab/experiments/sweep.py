@@ -17,7 +17,7 @@ from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.experiments.cells import RunContext, find_cell, run_cell
 from tensor_dropout_lab.experiments.recipes import Cell
 from tensor_dropout_lab.extras import import_extra
-from tensor_dropout_lab.records import handing_on_the_command
+from tensor_dropout_lab.run_records import handing_on_the_command
 from tensor_dropout_lab.signals import interrupt_on_sigterm
 from tensor_dropout_lab.training.processes import choose_device
 

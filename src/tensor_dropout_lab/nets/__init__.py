@@ -1,6 +1,6 @@
 """Networks by name: a backbone that stops before pooling, and a head.
 
-``families`` lists the networks there are, with one file for each family, and ``head_names`` the heads; ``build`` puts
+``families`` lists the networks there are, with one file for each family, and ``head_table`` the heads; ``build`` puts
 one on the other. ``network`` is what all networks have in common, ``feature_map`` finds the last feature map of one
 that is not ours, ``heads`` makes what goes on it.
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tensor_dropout_lab.nets.families import describe_families as describe_families
 from tensor_dropout_lab.nets.families import register_family as register_family
 from tensor_dropout_lab.nets.families import trust as trust
-from tensor_dropout_lab.nets.head_names import HEADS as HEADS
+from tensor_dropout_lab.nets.head_table import HEADS as HEADS
 
 if TYPE_CHECKING:
     from tensor_dropout_lab.nets.build import build_net as build_net

@@ -17,7 +17,7 @@ from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.network_builders import FIRST_BUILDER, register_network
 from tensor_dropout_lab.nets.families import find_family
 from tensor_dropout_lab.nets.feature_map import tap
-from tensor_dropout_lab.nets.head_names import HEADS, check_name, leave_out_unused
+from tensor_dropout_lab.nets.head_table import HEADS, check_name, leave_out_unused
 from tensor_dropout_lab.nets.heads import build_head
 from tensor_dropout_lab.nets.network import Backbone, HeadedNetwork, Network
 from tensor_dropout_lab.nets.resnet import Stem, check_input_shape

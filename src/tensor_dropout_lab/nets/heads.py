@@ -20,7 +20,7 @@ from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
 from tensor_dropout.layers.ranks import Rank, resolve_shape
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.layers.tucker import TuckerRegression
-from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, HEADS, check_name, refuse_unused
+from tensor_dropout_lab.nets.head_table import DEFAULT_THETA, HEADS, check_name, refuse_unused
 from tensor_dropout_lab.nets.network import Network
 
 _AVERAGES: dict[int, type[nn.AdaptiveAvgPool2d] | type[nn.AdaptiveAvgPool3d]] = {

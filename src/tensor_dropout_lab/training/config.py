@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, core_schema
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, describe_options, fits_type, read_types
 from tensor_dropout_lab.nets.families import find_family
-from tensor_dropout_lab.nets.head_names import DEFAULT_THETA, DEFAULTS, HEADS, check_name, refuse_unused
+from tensor_dropout_lab.nets.head_table import DEFAULT_THETA, DEFAULTS, HEADS, check_name, refuse_unused
 from tensor_dropout_lab.training.optimizers import OPTIMIZERS
 from tensor_dropout_lab.training.schedule import SCHEDULES
 

@@ -17,7 +17,7 @@ from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data.base import Data, Split
 from tensor_dropout_lab.locks import is_in_use
 from tensor_dropout_lab.nets.heads import LowRankLinear
-from tensor_dropout_lab.records import describe_environment, write_json
+from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.checkpoint import list_checkpoints
 from tensor_dropout_lab.training.config import Config, write_toml
 from tensor_dropout_lab.training.evaluation import Outcome, describe_outputs

@@ -19,7 +19,7 @@ from tensor_dropout_lab.experiments.recipes import load_recipes
 from tensor_dropout_lab.experiments.synthetic.report import draw_curves, draw_formula, summarize, table
 from tensor_dropout_lab.experiments.synthetic.setting import Setting
 from tensor_dropout_lab.figures import require_matplotlib
-from tensor_dropout_lab.records import describe_environment, read_finished, write_json
+from tensor_dropout_lab.run_records import describe_environment, read_finished, write_json
 
 STAGES = ("white", "correlated", "adam")
 

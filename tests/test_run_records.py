@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tensor_dropout_lab.records import describe_commit, describe_environment
+from tensor_dropout_lab.run_records import describe_commit, describe_environment
 
 ROOT = Path(__file__).parents[1]
 
