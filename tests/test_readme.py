@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tensor_dropout.layers import formats
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -20,7 +22,17 @@ def python_blocks(page: Path) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, block.start(1)) + 1, block[1]) for block in found]
 
 
+@pytest.fixture
+def _formats_as_before():
+    """A page may register a format; other tests must not see it."""
+    before = dict(formats._FORMATS)
+    yield
+    for name in formats._FORMATS.keys() - before.keys():
+        del formats._FORMATS[name]
+
+
 @each_page
+@pytest.mark.usefixtures("_formats_as_before")
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     """In order and in one namespace, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)

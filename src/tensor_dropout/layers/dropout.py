@@ -45,6 +45,7 @@ class TensorDropout(nn.Module):
 
     Example:
         >>> import torch, tensor_dropout as td
+        >>> _ = torch.manual_seed(0)  # two draws may be alike by chance
         >>> layer = td.TuckerRegression((8, 4, 4), 10, rank=(4, 2, 2, 5), dropout=td.TensorDropout(0.8))
         >>> x = torch.randn(2, 8, 4, 4)
         >>> bool((layer(x) == layer(x)).all()), bool((layer.eval()(x) == layer(x)).all())
