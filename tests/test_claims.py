@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -26,14 +27,17 @@ def judge(measures, **settings):
     ("measures", "settings", "verdict"),
     [
         ([(1, 0.5, 2), (3, 1, 4)], {}, "holds"),
-        ([(1, 0.5, 2), (-3, -4, -1)], {}, "holds in part"),
+        ([(1, 0.5, 2), (-3, -4, 1)], {}, "holds in part"),
+        ([(1, 0.5, 2), (-3, -4, -1)], {}, "mixed"),
         ([(1, -0.5, 2), (0, -1, 1)], {}, "not shown"),
         ([(1, -0.5, 2), (-3, -4, -1)], {}, "does not hold"),
         ([(1, 0.0, 2)], {}, "not shown"),  # an end on the line excludes nothing
         ([(0.5, 0.5, 0.5)], {"reference": 1.0, "side": "below"}, "holds"),
         ([(25, 25, 25)], {"reference": 1.0, "side": "below"}, "does not hold"),
-        ([(0.1, -1, 1)], {"side": "at"}, "holds"),
-        ([(2, 1, 3)], {"side": "at"}, "does not hold"),
+        ([(0.1, -1, 1)], {"reference": 2.0, "side": "within"}, "holds"),
+        ([(0.1, -1, 3)], {"reference": 2.0, "side": "within"}, "not shown"),  # too noisy to be the same
+        ([(4, 3, 5)], {"reference": 2.0, "side": "within"}, "does not hold"),
+        ([(math.nan, math.nan, math.nan)], {"reference": 2.0, "side": "within"}, "not shown"),
         ([], {}, "not run"),
     ],
 )

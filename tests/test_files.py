@@ -465,6 +465,14 @@ def test_a_bare_layer_does_not_fill_a_network(path):
         td.load(path, Network())
 
 
+def test_settings_of_a_models_own_are_left_alone(path):
+    model = torch.nn.Sequential(td.CPRegression((4, 3, 3), 2, rank=2))
+    model.settings = {"width": 4}
+    td.save(model, path)
+    assert not files.builds_itself(path)
+    td.load(path, torch.nn.Sequential(td.CPRegression((4, 3, 3), 2, rank=2)))
+
+
 def test_a_model_without_tensor_layers_is_not_saved(path):
     with pytest.raises(td.TensorDropoutError, match="Linear has no tensor regression layer; use safetensors itself"):
         td.save(nn.Linear(2, 2), path)

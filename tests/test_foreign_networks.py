@@ -537,3 +537,11 @@ def test_prefixes_of_families():
         "resnet18",
         "a.b:c",
     ]
+
+
+def test_a_trusted_module_lends_only_its_own_functions_to_files(monkeypatch):
+    monkeypatch.setattr(families, "_TRUSTED", {HERE})
+    settings = {"builder": "lab", "outputs": 3, "input_shape": [1, 8, 8], "head": "fc", "options": {"command": "true"}}
+    for place in ("subprocess.run", "nn.Linear", "explain"):
+        with pytest.raises(td.TensorDropoutError, match="a file must not decide what code is run"):
+            build_network({**settings, "name": f"{HERE}:{place}"})

@@ -22,6 +22,8 @@ GROUP = "tensor_dropout.networks"
 FIRST_BUILDER = "lab"
 """The builder of files that name none, as those of version 0.1.0."""
 
+_FIRST_KEYS = {"name", "outputs", "input_shape", "head"}
+"""What the settings of networks without a builder's name have."""
 _BUILDERS: dict[str, Builder] = {}
 
 
@@ -60,6 +62,7 @@ def build_network(settings: Mapping[str, Any], device: str = "cpu") -> nn.Module
 
 
 def settings_of(model: nn.Module) -> dict[str, Any] | None:
-    """The settings that build a network anew, if it carries some."""
+    """The settings that build a network anew, if it carries some: a dict of its own under that name is left alone."""
     settings = getattr(model, "settings", None)
-    return settings if isinstance(settings, dict) else None
+    ours = isinstance(settings, dict) and ("builder" in settings or settings.keys() >= _FIRST_KEYS)
+    return settings if ours else None

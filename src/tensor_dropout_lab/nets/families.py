@@ -124,9 +124,9 @@ def trust(name: str) -> None:
     _TRUSTED.add(name)
 
 
-def is_trusted(name: str) -> bool:
-    """Whether the user named this ``module:function``, or its module, in this process."""
-    return name in _TRUSTED or name.partition(":")[0] in _TRUSTED
+def is_trusted(name: str, *, exactly: bool = False) -> bool:
+    """Whether the user named this ``module:function`` in this process, or, if not ``exactly``, its module."""
+    return name in _TRUSTED or (not exactly and name.partition(":")[0] in _TRUSTED)
 
 
 def import_package(module: str, what: str) -> Any:

@@ -30,9 +30,20 @@ def build(
             f"yours, name it: tensor-dropout --import {module} ..., or tensor_dropout_lab.nets.trust({module!r})"
         )
     function = import_function(name)
+    if not trusted and not (is_trusted(name, exactly=True) or _is_defined_there(function, name)):
+        raise TensorDropoutError(
+            f"the file holds a network made by {name}, which that module only imports, and a file must not decide what "
+            f"code is run; if you know it, say so: tensor_dropout_lab.nets.trust({name!r})"
+        )
     network = call(function, name, fill_arguments(function, name, input_shape, outputs, options))
     trust(name)
     return network
+
+
+def _is_defined_there(function: Any, name: str) -> bool:
+    """Whether a trusted module itself defines the function: ``my_nets:os.system`` is not one of its networks."""
+    module, _, place = name.partition(":")
+    return "." not in place and getattr(function, "__module__", None) == module
 
 
 def import_function(name: str) -> Any:

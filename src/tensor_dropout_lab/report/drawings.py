@@ -31,21 +31,22 @@ def draw_claim(claim: Claim, stem: Path) -> Figure:
             right = {
                 "above": ends[0] > claim.reference,
                 "below": ends[1] < claim.reference,
-                "at": ends[0] <= claim.reference <= ends[1],
+                "within": -claim.reference < ends[0] and ends[1] < claim.reference,
             }[claim.side]
             color = COLORS[2] if right else COLORS[1]
             axes.plot(ends, [place, place], color=color, linewidth=2)
             axes.plot([measure.value], [place], "o" if right else "s", color=color)
             if measure.printed is not None:
                 axes.plot([measure.printed], [place], "o", markerfacecolor="none", color=COLORS[6])
-        axes.axvline(claim.reference, color="#333333", linewidth=1)
+        for line in (claim.reference, -claim.reference) if claim.side == "within" else (claim.reference,):
+            axes.axvline(line, color="#333333", linewidth=1)
         axes.set_yticks(places, [measure.label for measure in claim.measures])
         axes.set_ylim(-0.6, len(places) - 0.4)
         axes.margins(x=0.12)
         axes.tick_params(labelsize=7)
         save_figure(figure, stem)
     printed = " Hollow: the paper's." if any(measure.printed is not None for measure in claim.measures) else ""
-    sides = {"above": "to the right of the line", "below": "to the left of the line", "at": "on both sides of the line"}
+    sides = {"above": "to the right of the line", "below": "to the left of the line", "within": "between the lines"}
     unit = claim.unit[0].upper() + claim.unit[1:]
     caption = f"{unit}. The claim holds where an interval lies {sides[claim.side]}.{printed}"
     return Figure(stem.with_suffix(".svg"), "; ".join(claim.show_measures()), caption)

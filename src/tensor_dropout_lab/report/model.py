@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 State = Literal["text", "paper", "ours", "not run", "failed", "stale", "damaged"]
-Verdict = Literal["holds", "holds in part", "not shown", "does not hold", "not run"]
-Side = Literal["above", "below", "at"]
+Verdict = Literal["holds", "holds in part", "mixed", "not shown", "does not hold", "not run"]
+Side = Literal["above", "below", "within"]
 VERDICTS: dict[Verdict, str] = {
     "holds": "every interval is on the claim's side",
-    "holds in part": "some intervals are on the claim's side",
+    "holds in part": "some intervals are on the claim's side, the others leave it open; one may be there by chance",
+    "mixed": "some intervals are on the claim's side, some on the other",
     "not shown": "the intervals leave it open",
     "does not hold": "no interval is on the claim's side, and at least one is on the other",
     "not run": "no record of the full size",
@@ -139,7 +140,7 @@ class Claim:
         measures: the numbers that decide.
         note: what else a reader must know, in one or two sentences.
         reference: the number that the intervals are compared with.
-        side: where an interval must lie for the claim to be right: "above" or "below" the reference, or "at" it.
+        side: where an interval must lie for the claim to be right: "above" or "below" the reference, or "within" ± it.
     """
 
     statement: str
@@ -153,7 +154,7 @@ class Claim:
 
     def show_measures(self) -> list[str]:
         """Each measure in words; differences have a sign."""
-        return [measure.show(signed=self.reference == 0) for measure in self.measures]
+        return [measure.show(signed=self.reference == 0 or self.side == "within") for measure in self.measures]
 
     @property
     def verdict(self) -> Verdict:
@@ -168,14 +169,15 @@ class Claim:
             return "not run"
         above = [measure.low > self.reference for measure in self.measures]
         below = [measure.high < self.reference for measure in self.measures]
-        outside = [a or b for a, b in zip(above, below, strict=True)]
+        inside = [-self.reference < measure.low and measure.high < self.reference for measure in self.measures]
+        outside = [measure.low > self.reference or measure.high < -self.reference for measure in self.measures]
         right, wrong = {
             "above": (above, below),
             "below": (below, above),
-            "at": ([not out for out in outside], outside),
+            "within": (inside, outside),
         }[self.side]
         if any(right):
-            return "holds" if all(right) else "holds in part"
+            return "holds" if all(right) else "mixed" if any(wrong) else "holds in part"
         return "does not hold" if any(wrong) else "not shown"
 
 

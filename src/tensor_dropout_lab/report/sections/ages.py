@@ -59,7 +59,7 @@ _ERROR_NOTE = (
 def build_ages(part: Part) -> Section:
     """The table of errors, and what a cross-validation says of all people together."""
     section = build_scores(part, show=show_age_error, note=_ERROR_NOTE)
-    rows = {runs.recipe.row: _check_predictions(runs) for runs in part.runs()}
+    rows = {runs.recipe.row: check_predictions(runs) for runs in part.runs()}
     if not any(FOLD in cell.point for runs in rows.values() for cell, _ in runs.records):
         return section
     seeds = {row: people for row, runs in rows.items() if (people := read_seeds(runs))}
@@ -74,7 +74,7 @@ def build_ages(part: Part) -> Section:
 
 def show_age_error(runs: Runs, metric: str) -> Cell:
     """The mean absolute error over all people, with its interval; without folds, as any other score."""
-    runs = _check_predictions(runs)
+    runs = check_predictions(runs)
     if runs.broken() is not None or all(FOLD not in cell.point for cell, _ in runs.records):
         return show_score(runs, metric)
     seeds = read_seeds(runs)
@@ -88,7 +88,7 @@ def read_seeds(runs: Runs) -> list[People]:
     return [_read_people(folds) for folds in _group_seeds(runs)]
 
 
-def _check_predictions(runs: Runs) -> Runs:
+def check_predictions(runs: Runs) -> Runs:
     """The runs, of which those of a fold are damaged whose table of predictions cannot be used."""
     return Runs(
         runs.recipe, [(cell, _check_fold(found) if FOLD in cell.point else found) for cell, found in runs.records]
