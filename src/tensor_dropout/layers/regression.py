@@ -264,6 +264,7 @@ class TensorRegression(nn.Module, ABC):
           multiply-adds in blocks (T up to 16); else, and for the nested law, sums over all core entries mode by
           mode, ``2^modes`` of them, in chunks of the batch.
         - TT: ``2^bonds`` passes over the products of the bonds, in chunks of the batch.
+        - Ring: as TT, with the first bond carried along: ``(R_0 R_N)²`` numbers a sample.
 
         Args:
             x: (B, *input_shape).

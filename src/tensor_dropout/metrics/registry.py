@@ -99,7 +99,7 @@ def _compute_error_area(arrays: Arrays) -> float:
     return 100 * float(risk_coverage(arrays["confidence"], 1 - _is_right(arrays)).risk.mean())
 
 
-# Regression: arrays (N, T); each metric is a mean over the T targets.
+# Regression: arrays (N, T). Errors are averaged over examples and targets; rmse, r2 and correlation pool their squares.
 
 
 def _find_error(arrays: Arrays) -> Array:
@@ -327,7 +327,8 @@ def summarize(outcome: Outcome, names: Sequence[str] | None = None) -> dict[str,
     - ``aurc``: the risk is the absolute error and the certainty ``−σ``, per target; the mean over the T targets;
     - ``zero_std``: percent of the standard deviations that are 0. Above 0, read ``nll`` and the coverage with care.
 
-    All are means over the T targets; where their units differ, summarize each of
+    Several targets are taken together: ``rmse``, ``r2`` and ``correlation`` pool their sums of squares, so that the one
+    of the largest scale counts most, and the others are means over the targets. Where units differ, summarize each of
     :func:`~tensor_dropout.metrics.measures.split_targets`.
 
     Args:
