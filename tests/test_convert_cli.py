@@ -1,6 +1,7 @@
 """``tensor-dropout convert`` and ``export``, as they are typed."""
 
 import json
+import sys
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tensor_dropout as td
+from tensor_dropout.layers.formats import _FORMATS
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import load_data
-from tensor_dropout_lab.nets import build_net
+from tensor_dropout_lab.nets import build_net, families
 
 runner = CliRunner()
 
@@ -65,6 +67,28 @@ def test_plain_weights_with_an_error_bound(trained, factorization, tmp_path):
     network = build_net("resnet-mini", outputs=10, input_shape=(1, 8, 8))
     loaded = td.load(out, network)
     assert max(loaded.fc.regression._ranks) < 10
+
+
+def test_a_format_of_an_imported_module(trained, tmp_path, monkeypatch):
+    (tmp_path / "cp_again.py").write_text(
+        "from tensor_dropout.layers.cp import CPDecomposition, CPRegression\n"
+        "from tensor_dropout.layers.formats import Format, register_format\n"
+        "class AgainRegression(CPRegression): pass\n"
+        "register_format(Format('again', __name__, 'AgainRegression', 'CPDecomposition'))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setattr(families, "_TRUSTED", {*families._TRUSTED})
+    words = ("convert", trained[0] / "ours.safetensors", "--factorization", "again", "--rank", 2, "-o", "a.safetensors")
+    try:
+        result = call("--import", "cp_again", *words)
+        assert result.exit_code == 0, result.output
+        assert "AgainRegression" in result.output
+        assert type(td.load("a.safetensors").fc.regression).__name__ == "AgainRegression"
+        assert "again" in call("convert", "a", "-o", "b", "--factorization", "svd").output
+    finally:
+        _FORMATS.pop("again", None)
+        sys.modules.pop("cp_again", None)
 
 
 def test_accuracy_bound_and_curve(trained, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+import multiprocessing
 import shutil
 import time
 
@@ -14,6 +15,7 @@ import torch
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import Budget
+from tensor_dropout_lab import record_store
 from tensor_dropout_lab.evaluation.runs import RunSettings, evaluate_run
 from tensor_dropout_lab.record_store import LiveRun, RecordStore, open_run, read_outcomes
 from tensor_dropout_lab.run_records import write_json
@@ -40,7 +42,8 @@ def pack(live, base):
 
 def test_a_live_run_comes_back_bit_for_bit(live, tmp_path):
     store = pack(live, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["trial.jsonl.xz", "trial.npz.xz"]
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [".trial.jsonl.xz.lock", "trial.jsonl.xz", "trial.npz.xz"]
     assert store.list_experiments() == RecordStore(live).list_experiments() == ["trial"]
     assert store.list_runs("trial") == RecordStore(live).list_runs("trial") == ["fc-seed0"]
     for name in ("", "fc-seed0"):
@@ -107,6 +110,60 @@ def test_packing_again_keeps_what_is_there_and_replaces_what_is_new(live, tmp_pa
     assert store.list_runs("trial") == ["fc-seed0", "later"]
     after = store.run("trial", "fc-seed0").read_outcomes("evaluation").arrays()
     assert all(np.array_equal(before[key], after[key]) for key in before)
+
+
+def test_packing_one_file_of_the_experiment_keeps_its_others(tmp_path):
+    store = RecordStore(tmp_path)
+    store.pack("trial", {"": {"white.json": {"loss": 1.0}, "adam.json": {"loss": 2.0}}})
+    store.pack("trial", {"": {"adam.json": {"loss": 3.0}}})
+    assert store.run("trial").read_all() == {"white.json": {"loss": 1.0}, "adam.json": {"loss": 3.0}}
+
+
+def pack_often(base, name):
+    for k in range(20):
+        RecordStore(base).pack("trial", {f"{name}-seed{k}": {"result.json": {"value": k}}})
+
+
+def test_two_that_pack_at_once_keep_each_others_runs(tmp_path):
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=pack_often, args=(tmp_path, name), daemon=True) for name in ("fc", "trl")]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert len(RecordStore(tmp_path).list_runs("trial")) == 40
+
+
+def test_no_outcomes_are_packed_without_their_arrays(live, tmp_path, monkeypatch):
+    store = pack(live, tmp_path)
+    write = record_store._write_compressed
+
+    def write_one(path, content):
+        write(path, content)
+        raise KeyboardInterrupt
+
+    later = {"later": RecordStore(live).run("trial", "fc-seed0").read_all()}
+    with monkeypatch.context() as patch:
+        patch.setattr(record_store, "_write_compressed", write_one)
+        with pytest.raises(KeyboardInterrupt):
+            store.pack("trial", later)
+    assert store.list_runs("trial") == ["fc-seed0"]
+    assert store.run("trial", "fc-seed0").read_outcomes("evaluation").arrays()
+    arrays = (tmp_path / "trial.npz.xz").read_bytes()
+    store.pack("trial", later)
+    assert store.run("trial", "later").read_outcomes("evaluation").arrays()
+    assert (tmp_path / "trial.npz.xz").read_bytes() == arrays
+
+
+def test_outcomes_whose_arrays_are_missing_say_so(live, tmp_path):
+    store = pack(live, tmp_path)
+    arrays = (tmp_path / "trial.npz.xz").read_bytes()
+    store.pack("trial", {"later": RecordStore(live).run("trial", "fc-seed0").read_all()})
+    (tmp_path / "trial.npz.xz").write_bytes(arrays)
+    assert store.run("trial", "fc-seed0").read_outcomes("evaluation").arrays()
+    with pytest.raises(TensorDropoutError, match=r"trial\.npz\.xz has no arrays of later/evaluation.*; restore it"):
+        store.run("trial", "later").read_outcomes("evaluation")
 
 
 def test_what_is_not_there_is_empty(tmp_path):

@@ -21,8 +21,12 @@ class FolderInUseError(TensorDropoutError):
 
 
 @contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
+def lock_folder(folder: Path, doing: str = "training") -> Iterator[None]:
     """Be the only process that writes into a folder.
+
+    Args:
+        folder: the folder; it is made if there is none.
+        doing: what is done there, for the message to others.
 
     Raises:
         FolderInUseError: if another process is in such a block for the same folder.
@@ -40,7 +44,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.acquire(timeout=_PATIENCE)
     except Timeout:
         raise FolderInUseError(
-            f"train: another process is training in {folder}; wait for it, or choose another folder with --out"
+            f"another process is {doing} in {folder}; wait for it, or choose another folder"
         ) from None
     try:
         yield

@@ -30,6 +30,7 @@ from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.robustness.outcomes import FILE as OUTCOMES
 from tensor_dropout.robustness.outcomes import Arrays, Outcomes
+from tensor_dropout_lab.locks import lock_file
 
 FORMAT = 1
 """Of a packed file."""
@@ -171,8 +172,9 @@ class PackedRun(Run):
         """The content of a file by its kind, see :data:`Files`."""
         content = self._files[name]
         if name.endswith(".npz"):
-            arrays = self._experiment.arrays.get(f"{self._name}/{name}", {})
-            return Outcomes.restore(self.folder / name, content, arrays)
+            return Outcomes.restore(
+                self.folder / name, content, self._experiment.read_arrays(f"{self._name}/{name}", content)
+            )
         if name.endswith(".json") and isinstance(content, dict) and isinstance(content.get("environment"), int):
             return content | {"environment": self._experiment.environments[content["environment"]]}
         return content
@@ -235,20 +237,26 @@ class RecordStore:
     def pack(self, experiment: str, runs: Mapping[str, Files]) -> None:
         """Put runs into the packed files of an experiment, beside those that are there; of equal names the new ones.
 
+        Of the run "", which is several stages, it is the files that are put beside those that are there. Others who
+        pack the same experiment wait.
+
         Args:
             experiment: its name.
             runs: the files of each run by its name; "" has what belongs to no single run.
         """
-        before = self._packed(experiment)
-        kept = {name: PackedRun(self.base / experiment / name, name, before) for name in before.lines}
-        all_runs = {name: kept[name].read_all() for name in kept if name not in runs} | dict(runs)
         path = self._path(experiment)
-        lines, arrays = _encode({name: all_runs[name] for name in sorted(all_runs)})
-        _write_compressed(path, "".join(f"{line}\n" for line in lines).encode())
-        if arrays:
-            plain = io.BytesIO()
-            np.savez(plain, **arrays)  # type: ignore[arg-type]
-            _write_compressed(path.with_name(f"{experiment}.npz.xz"), plain.getvalue())
+        with lock_file(path):
+            before = _PackedExperiment(path if path.exists() else None)
+            kept = {name: PackedRun(self.base / experiment / name, name, before) for name in before.lines}
+            all_runs = {name: kept[name].read_all() for name in kept if name not in runs} | dict(runs)
+            if "" in kept and "" in runs:
+                all_runs[""] = kept[""].read_all() | dict(runs[""])
+            lines, arrays = _encode({name: all_runs[name] for name in sorted(all_runs)})
+            if arrays:  # before the lines: those that name arrays must never be there without them
+                plain = io.BytesIO()
+                np.savez(plain, **arrays)  # type: ignore[arg-type]
+                _write_compressed(path.with_name(f"{experiment}.npz.xz"), plain.getvalue())
+            _write_compressed(path, "".join(f"{line}\n" for line in lines).encode())
 
     def _path(self, experiment: str) -> Path:
         return self.base / f"{experiment}.jsonl.xz"
@@ -322,11 +330,24 @@ class _PackedExperiment:
             raise TensorDropoutError(f"{self._path}: run {name!r} cannot be read ({error}); restore it") from error
         return files
 
-    @cached_property
-    def arrays(self) -> dict[str, Arrays]:
-        """RUN/FILE -> name -> array."""
+    def read_arrays(self, file: str, header: Mapping[str, Any]) -> Arrays:
+        """The arrays of RUN/FILE, whose header says whether there should be any."""
+        arrays = self._arrays.get(file, {})
+        if header["parts"] and not arrays:
+            raise TensorDropoutError(
+                f"{self._path_of_arrays} has no arrays of {file}; restore it, or pack the run again"
+            )
+        return arrays
+
+    @property
+    def _path_of_arrays(self) -> Path:
         assert self._path is not None
-        path = self._path.with_name(self._path.name.replace(".jsonl.xz", ".npz.xz"))
+        return self._path.with_name(self._path.name.replace(".jsonl.xz", ".npz.xz"))
+
+    @cached_property
+    def _arrays(self) -> dict[str, Arrays]:
+        """RUN/FILE -> name -> array."""
+        path = self._path_of_arrays
         by_file: dict[str, Arrays] = {}
         try:
             with np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False) as stored:

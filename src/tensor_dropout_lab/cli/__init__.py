@@ -44,7 +44,7 @@ app.command()(show)
 
 
 def main() -> None:
-    """Run the command line; ``tensor_dropout.__main__`` calls this once typer and rich are known to be there."""
+    """Run the command line; ``tensor_dropout_lab.__main__`` calls this once typer and rich are known to be there."""
     app(prog_name="tensor-dropout")
 
 

@@ -33,7 +33,7 @@ def convert(
     model: Model = None,
     model_arguments: ModelArguments = "{}",
     input_shape: InputShape = None,
-    factorization: Annotated[str, one_of(tuple(FORMATS), "The format of the weight.")] = "tucker",
+    factorization: Annotated[str, one_of(FORMATS, "The format of the weight.")] = "tucker",
     rank: Annotated[
         str | None,
         typer.Option(
