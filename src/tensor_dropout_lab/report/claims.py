@@ -57,8 +57,8 @@ def _judge_equal_curves(base: Path | None) -> Claim:
         "synthetic-tucker",
         "mean distance of the two curves, % of the loss, 95 % intervals over mask seeds",
         measures,
-        "Simulated data, learning rate 0.003, against the exact loss. “The same” means within 2 %, a margin chosen after "
-        "these runs.",
+        "Simulated data, learning rate 0.003, against the exact loss. “The same” means within 2 %, a margin chosen "
+        "after these runs.",
         reference=2.0,
         side="within",
     )
@@ -273,8 +273,8 @@ def _judge_ages(base: Path | None) -> Claim:
         "mri",
         "years of mean absolute error less than FC",
         measures,
-        "145 adults of IXI, not the 19,100 people of UK Biobank; the training of every head was tuned alike. Two seeds: "
-        "the bootstrap over people and seeds sees little of the spread between trainings.",
+        "145 adults of IXI, not the 19,100 people of UK Biobank; the training of every head was tuned alike. Two "
+        "seeds: the bootstrap over people and seeds sees little of the spread between trainings.",
     )
 
 
