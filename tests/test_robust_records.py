@@ -572,6 +572,68 @@ def test_another_seed_in_the_same_file_is_another_evaluation(tmp_path):
     assert_equal_outcomes(reused, run_evaluation(tmp_path / "fresh", target(), other))
 
 
+CHANGED = {
+    "weights": lambda net, x, y: (Target(build_net("tensor").requires_grad_(False).apply(shift)), x, y),
+    "dropout": lambda net, x, y: (Target(nn.Sequential(*net[:2], other_dropout(net[2]))), x, y),
+    "members": lambda net, x, y: (Target([net, net]), x, y),
+    "mode": lambda net, x, y: (Target(net, mode="sample", n_samples=1), x, y),
+    "samples": lambda net, x, y: (Target(net, n_samples=2), x, y),
+    "bounds": lambda net, x, y: (Target(net, bounds=(-1, 2)), x, y),
+    "inputs": lambda net, x, y: (Target(net), x.flip(-1), y),
+    "targets": lambda net, x, y: (Target(net), x, (y + 1) % 4),
+}
+
+
+def shift(module):
+    if isinstance(module, nn.Conv2d):
+        module.bias += 1e-6
+
+
+def other_dropout(head):
+    dropout = td.TensorDropout(0.7, scaling="paper")
+    other = td.CPRegression((3, 4, 4), 4, rank=5, init="normal", dropout=dropout)
+    other.load_state_dict(head.state_dict())
+    return other
+
+
+@pytest.mark.parametrize("change", CHANGED)
+def test_outcomes_of_another_network_or_of_other_inputs_are_not_gone_on_with(tmp_path, change):
+    """Whether they were read from the file, or are still in memory."""
+    (x, y, _), settings = draw_examples(), Settings("none", noise=("blur",), repeats=1)
+    outcomes = Outcomes(tmp_path / "outcomes.npz")
+    evaluate(Target(build_net("tensor")), x, y, settings, outcomes=outcomes)
+    before = outcomes.path.read_bytes()
+    for found in (Outcomes(outcomes.path), outcomes, read_outcomes(tmp_path)):
+        target, *examples = CHANGED[change](build_net("tensor"), x, y)
+        with pytest.raises(TensorDropoutError, match=r"another network.*name another file") as error:
+            evaluate(target, *examples, settings, outcomes=found)
+        assert str(outcomes.path) in str(error.value)
+    assert outcomes.path.read_bytes() == before
+
+
+def test_outcomes_of_the_same_network_are_gone_on_with(tmp_path, monkeypatch):
+    """Also built anew; those of a caller who says what they belong to are left to that caller."""
+    (x, y, _), settings = draw_examples(), Settings("none", noise=("blur",), repeats=1)
+    for identity in ({}, {"networks": ["abc"]}):
+        path = tmp_path / str(len(identity)) / "outcomes.npz"
+        evaluate(Target(build_net("tensor")), x, y, settings, outcomes=Outcomes(path, identity))
+        assert list(Outcomes(path).header()["identity"]) == list(identity or ["fingerprint"])
+        with monkeypatch.context() as patch:
+            patch.setattr(Outcomes, "add", lambda *_: pytest.fail("run again"))
+            report = evaluate(Target(build_net("tensor").train()), x, y, settings, outcomes=Outcomes(path, identity))
+        assert "clean" in report.parts
+
+
+def test_outcomes_that_do_not_say_whose_they_are_are_refused(tmp_path):
+    """As 0.1.0 wrote them."""
+    x, y, names = draw_examples()
+    outcomes = Outcomes(tmp_path / "outcomes.npz")
+    outcomes.set_examples(y, names)
+    outcomes.add("clean", {"seed": 0}, {"predicted": np.zeros(8, np.int16)}, 1.0)
+    with pytest.raises(TensorDropoutError, match="name another file"):
+        evaluate(Target(build_net("tensor")), x, y, QUICK, outcomes=Outcomes(outcomes.path))
+
+
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_few_classes_are_evaluated(tmp_path, classes):
     outcomes, examples = Outcomes(tmp_path / "outcomes.npz", {}), draw_examples(classes)
@@ -625,6 +687,20 @@ def test_a_network_that_returns_nan_for_one_example_gives_no_number(tmp_path):
     with pytest.raises(TensorDropoutError, match="NaN or infinity"):
         evaluate(Target(Broken()), *examples[:2], QUICK, outcomes=Outcomes(tmp_path / "outcomes.npz", {}))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_evaluation_with_a_twin_of_0_1_0_is_not_gone_on_with(tmp_path):
+    """It trained its twin in another way: a record never has attacks from both."""
+    run(tmp_path / "run", run__epochs=1)
+    settings = RunSettings("none", noise=(), twin_epochs=3)
+    _, outcomes, folder = evaluate_run(tmp_path / "run", settings, images=8, device="cpu")
+    path = folder / "outcomes.npz"
+    old = Outcomes(None, {**outcomes.identity, "twin": "trained, 3 epochs"})
+    old.path = path
+    old.set_examples(torch.from_numpy(outcomes.examples["target"]), outcomes.examples["name"].tolist())
+    old.add("clean", {}, {"predicted": np.zeros(8, np.int16)}, 1.0)
+    with pytest.raises(TensorDropoutError, match=r"twin='trained, 3 epochs'.*choose another folder"):
+        evaluate_run(tmp_path / "run", settings, images=8, device="cpu")
 
 
 # Every number of a record, from the arrays, with numpy alone.

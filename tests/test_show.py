@@ -89,3 +89,16 @@ def test_a_run_that_is_not_there_is_one_sentence_with_the_nearest_names(base, tm
         assert re.search(rf"Error: show: {sentence}", text), text
         assert "Traceback" not in text
     assert "there are no records in" in show("trial", "--in", tmp_path / "nowhere", status=1)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"test": {"accu', b"[1, 2]", b"\xff\xfe"], ids=["cut off", "no record", "no text"]
+)
+@pytest.mark.parametrize("name", ["result.json", "run.json", "more.json"])
+def test_a_damaged_record_is_one_sentence_that_names_its_file(tmp_path, name, content):
+    folder = tmp_path / "trial" / "fc-seed0"
+    write_json(folder / "cell.json", {"format": 1})
+    (folder / name).write_bytes(content)
+    text = show("trial/fc-seed0", "--in", tmp_path, status=1).replace(" ", "")
+    assert f"Error:show:{folder / name}isdamaged" in text
+    assert "Traceback" not in text

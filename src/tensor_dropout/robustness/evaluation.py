@@ -104,7 +104,8 @@ def evaluate(
         y: classes (B,), or numbers (B,) or (B, T).
         settings: what is measured; None: the defaults.
         names: of the examples, for comparing with other evaluations; None: their numbers.
-        outcomes: where results go; parts that are there with the same settings are not run again. None: in memory.
+        outcomes: where results go; parts that are there with the same settings are not run again. Made without an
+            identity, they are kept with a fingerprint of networks, inputs, targets and mode. None: in memory.
         twin: another network for the same inputs to transfer attacks from, or a function that makes one when it is
             needed; None: no transfer.
         validation: gives examples to fit a regression's residual variance on.
@@ -115,7 +116,8 @@ def evaluate(
         The outcomes, and what follows from them.
 
     Raises:
-        TensorDropoutError: if inputs, targets and network do not fit, or the network returns NaN.
+        TensorDropoutError: if inputs, targets and network do not fit, or the network returns NaN, or ``outcomes`` are
+            of another network, other inputs or another mode.
 
     Example:
         >>> import torch

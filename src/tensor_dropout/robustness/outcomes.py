@@ -92,6 +92,20 @@ class Outcomes:
         outcomes._parts = {part: outcomes._parts[part] for part in header["parts"] if part in outcomes._parts}
         return outcomes
 
+    def claim(self, fingerprint: str) -> None:
+        """Say what outcomes without an identity belong to.
+
+        Raises:
+            TensorDropoutError: if they belong to something else, or there are some and nothing says to what.
+        """
+        known = self._identity.get("fingerprint")
+        if known != fingerprint and (known is not None or self._parts):
+            raise TensorDropoutError(
+                f"evaluate: {self.path or 'outcomes'} may hold results of another network, other inputs or another "
+                "mode; name another file for this one"
+            )
+        self._identity = {**self._identity, "fingerprint": fingerprint}
+
     def header(self) -> dict[str, Any]:
         """What the outcomes belong to, and the settings and seconds of every part."""
         return {"identity": self._identity, "parts": self._settings}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ from tensor_dropout.robustness.transfer import Transfer
 
 EOT_SAMPLES = 16
 """Draws behind a gradient of the adaptive protocol, against a random network."""
+
+_PLACE = re.compile(r" at 0x[0-9a-f]+| \((GPU |cuda)[^)]*\)")
+"""What texts of modules say of where they are."""
 
 Pair = tuple[Tensor, Tensor]
 """Inputs and targets."""
@@ -74,6 +78,8 @@ class Runner:
         self.x, self.y = x, y
         target.check(x, y)
         self.bounded = math.isfinite(target.bounds[1] - target.bounds[0])
+        if not outcomes.identity:
+            outcomes.claim(_fingerprint(target, x, y))
         self.randomized = target.is_randomized(x)
         self.single, self.averaged = (_with_draws(target, n) for n in (1, EOT_SAMPLES if self.randomized else 1))
         if "target" not in outcomes.examples:
@@ -256,6 +262,21 @@ def _with_draws(target: Target, draws: int) -> Target:
 
 def _with_prepare(target: Target, prepare: Callable[[Tensor], Tensor]) -> Target:
     return _copy(target, prepare=prepare)
+
+
+def _fingerprint(target: Target, x: Tensor, y: Tensor) -> str:
+    """Of the networks, what is asked of them, and the examples; what ``prepare`` does is not seen."""
+    digest = hashlib.sha256(repr((target.task, target.mode, target.n_samples, target.bounds)).encode())
+    each: list[tuple[str, Any]] = [("x", x), ("y", y)]
+    for k, member in enumerate(target.members):
+        each += [(f"{k}", repr(member)), *((f"{k}.{key}", value) for key, value in member.state_dict().items())]
+    for key, value in each:
+        if isinstance(value, Tensor):
+            digest.update(f"\n{key} {value.dtype} {tuple(value.shape)}\n".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        else:  # settings that are no weights; neither an address in memory nor a device is one
+            digest.update(f"\n{key} {_PLACE.sub('', repr(value))}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def _copy(target: Target, **changes: Any) -> Target:

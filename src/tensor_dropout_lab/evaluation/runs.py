@@ -113,7 +113,7 @@ def evaluate_run(
         "steps": settings.steps,
         "queries": settings.queries,
         "seed": settings.seed,
-        "twin": _fingerprint(twin) if twin is not None else f"trained, {settings.twin_epochs} epochs",
+        "twin": _fingerprint(twin) if twin is not None else f"trained as in 0.2.0, {settings.twin_epochs} epochs",
     }
     outcomes = Outcomes(folder / FILE, identity)
     if outcomes.names():

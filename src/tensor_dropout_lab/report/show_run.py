@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.registry import find_main
 from tensor_dropout_lab.record_store import RecordStore, Run
 
@@ -49,7 +50,7 @@ def print_run(store: RecordStore, experiment: str, name: str, console: Console) 
     kind = f"packed in {store.base / experiment}.jsonl.xz" if run.packed else f"in {run.folder}"
     console.print(f"[bold]{escape('/'.join(filter(None, (experiment, name))))}[/bold], {escape(kind)}", highlight=False)
     shown = {"run.json", "result.json", "failed.json", "evaluation.json", "evaluation/evaluation.json", "cell.json"}
-    records = {name: record for name in sorted(shown) if (record := run.read_record(name)) is not None}
+    records = {name: record for name in sorted(shown) if (record := _read(run, name)) is not None}
     if "failed.json" in records:
         _print(console, "failed", records["failed.json"].get("error"), records["failed.json"].get("traceback"))
     settings = records.get("run.json", {})
@@ -72,7 +73,18 @@ def print_run(store: RecordStore, experiment: str, name: str, console: Console) 
         console.print(f"\nfiles: {escape(', '.join(others))}", highlight=False)
     for path in others:
         if path.endswith(".json"):  # what belongs to no single run: its single numbers
-            _tabulate(console, path, {key: value for key, value in run.read(path).items() if key != "environment"})
+            _tabulate(
+                console, path, {key: value for key, value in (_read(run, path) or {}).items() if key != "environment"}
+            )
+
+
+def _read(run: Run, name: str) -> dict[str, Any] | None:
+    try:
+        return run.read_record(name)
+    except ValueError as error:
+        if isinstance(error, TensorDropoutError):
+            raise
+        raise TensorDropoutError(f"show: {run.folder / name} is damaged ({error}); delete or restore it") from error
 
 
 def _print(console: Console, title: str, *texts: str | None) -> None:
