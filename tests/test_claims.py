@@ -89,5 +89,5 @@ def test_the_picture_has_a_line_for_each_measure(tmp_path):
     claim = Claim("", "", "", "points", [Measure("Tucker", -0.5, -1, 0), Measure("CP", 0.5, 0.1, 1, 0.3)])
     figure = draw_claim(claim, tmp_path / "claim")
     assert ElementTree.parse(figure.svg).getroot().tag.endswith("svg")
-    assert figure.alt == "Tucker −0.50 [−1.00, +0.00]; CP +0.50 [+0.10, +1.00] (paper +0.30)"
+    assert figure.alt == "Tucker: −0.50 [−1.00, +0.00]; CP: +0.50 [+0.10, +1.00] (paper +0.30)"
     assert "Hollow: the paper's" in figure.caption

@@ -66,8 +66,9 @@ def collect(bases: Bases, figures: Path) -> Report:
     judged = judge_claims(bases["paper"]) if "paper" in bases else []
     if judged:
         counts = Counter(claim.verdict for claim in judged)
+        words = ", ".join(f"“{verdict}” {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
         summary.append(
-            f"Of {len(judged)} claims: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS if counts[v]) + "."
+            f"Verdicts on {len(judged)} claims: {words}. They come from records of the full size, not from miniatures."
         )
     claims = [
         Judged(claim, draw_claim(claim, figures / f"claim-{number}") if claim.measures else None)

@@ -119,13 +119,13 @@ class Measure:
 
         Example:
             >>> Measure("CP", 0.47, 0.04, 0.91, 0.31).show()
-            'CP +0.47 [+0.04, +0.91] (paper +0.31)'
+            'CP: +0.47 [+0.04, +0.91] (paper +0.31)'
         """
         style = "+.2f" if signed else ".2f"
         numbers = f"{self.value:{style}}"
         numbers += f" [{self.low:{style}}, {self.high:{style}}]" if self.low < self.high else ""
         numbers += "" if self.printed is None else f" (paper {self.printed:{style}})"
-        return f"{self.label} {numbers.replace('-', '−')}"
+        return f"{self.label}: {numbers.replace('-', '−')}"
 
 
 @dataclass(frozen=True)

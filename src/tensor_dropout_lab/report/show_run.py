@@ -11,6 +11,7 @@ from rich.table import Table
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.registry import find_main
+from tensor_dropout_lab.experiments.recipes import describe_experiment, list_experiments
 from tensor_dropout_lab.record_store import RecordStore, Run
 
 MOST_EPOCHS = 12
@@ -20,6 +21,9 @@ MOST_EPOCHS = 12
 def print_runs(store: RecordStore, experiment: str, console: Console) -> None:
     """A line for each run: its state, its main number on test examples, and how long it took."""
     names = store.list_runs(experiment)
+    if experiment in list_experiments():
+        description = describe_experiment(experiment)
+        console.print(escape(f"{description['title']}. {description['reference']}."), highlight=False)
     table = Table("run", "state", "test", "seconds", title=f"{experiment}, {len(names)} runs in {store.base}")
     for name in names:
         table.add_row(*map(escape, (name, *_describe(store.run(experiment, name)))))

@@ -19,7 +19,7 @@ from tensor_dropout_lab.report.cells import (
     tabulate_claims,
 )
 from tensor_dropout_lab.report.characters import escape_latex
-from tensor_dropout_lab.report.model import Cell, Figure, Report, Section, Table
+from tensor_dropout_lab.report.model import VERDICTS, Cell, Figure, Report, Section, Table
 
 # ---- Markdown ----
 
@@ -53,7 +53,8 @@ def write_markdown(report: Report, path: Path) -> None:
     if tally := _tally(report):
         blocks.append(escape_markdown(tally))
     if report.claims:
-        blocks += ["## Verdicts", *_table_in_markdown(tabulate_claims(report), "")]
+        meanings = "; ".join(f"{verdict}: {meaning}" for verdict, meaning in VERDICTS.items())
+        blocks += ["## Verdicts", _paragraph(f"{meanings}."), *_table_in_markdown(tabulate_claims(report), "")]
         blocks += [_figure_in_markdown(judged.figure, path.parent) for judged in report.claims if judged.figure]
     for section in report.sections:
         blocks += _section_in_markdown(section, path.parent)
