@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import stat
 import struct
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -756,3 +758,19 @@ def test_modules_that_ask_for_their_version_load(tmp_path):
     td.save(net, tmp_path / "net.safetensors")
     td.load(tmp_path / "net.safetensors", other)
     assert torch.equal(other[0].weight, net[0].weight)
+
+
+SAVED = Path(__file__).with_name("saved_by_0_1_0")
+"""Files that version 0.1.0 wrote, and what its layers answered."""
+
+
+@pytest.mark.parametrize("name", ["cp", "tucker", "tt", "converted"])
+def test_a_file_that_0_1_0_wrote_answers_as_it_did_then(name):
+    model, shape = None, (2, 4, 3, 3)
+    if name == "converted":
+        layers = [nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)]
+        model, shape = nn.Sequential(*layers), (2, 1, 5, 5)
+    model = td.load(SAVED / f"{name}.safetensors", model).eval()
+    x = torch.linspace(-1, 1, math.prod(shape)).reshape(shape)
+    expected = json.loads((SAVED / "outputs.json").read_text("utf-8"))[name]
+    torch.testing.assert_close(model(x), torch.tensor(expected))
