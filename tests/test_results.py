@@ -270,4 +270,6 @@ def test_no_weights_are_committed():
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
     if listed.returncode:
         pytest.skip("not a git repository")
-    assert not [name for name in listed.stdout.decode().split("\0") if name.endswith((".safetensors", ".pt"))]
+    weights = [name for name in listed.stdout.decode().split("\0") if name.endswith((".safetensors", ".pt"))]
+    assert [name for name in weights if not name.startswith("tests/saved_by_0_1_0/")] == []
+    assert all((ROOT / name).stat().st_size < 4096 for name in weights)
