@@ -105,6 +105,22 @@ class CPRegression(TensorRegression):
     def _projection(self) -> tuple[int, str]:
         return len(self.input_shape), self._indices()[3]
 
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """Contract each of the R maps with its own spatial column: (R, B, *space) -> (B, R)."""
+        space = list(self.factors)[1 : len(self.input_shape)]
+        if not space:
+            return first.mT
+        columns = reduce(lambda left, right: (left[:, None] * right).flatten(0, 1), space)  # (S, R)
+        return torch.bmm(first.flatten(2), columns.mT.unsqueeze(-1)).squeeze(-1).mT
+
+    def output_features(self, x: Tensor, masks: list[MaskMoments]) -> tuple[Tensor, Tensor]:
+        """``z_r = c_r a_r`` times the other output columns; see the base class."""
+        rows, gram = x.unsqueeze(1), x.mT @ x
+        for factor in [factor.to(x.dtype) for factor in self.factors][len(self.input_shape) : -1]:
+            rows = (rows.unsqueeze(2) * factor).flatten(1, 2)
+            gram = gram * (factor.mT @ factor)
+        return rows * masks[0].mean, masks[0].second() * gram
+
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         outputs = [factor.to(x.dtype) for factor in list(self.factors)[len(self.input_shape) :]]
         V = reduce(lambda left, right: (left[:, None] * right).flatten(0, 1), outputs)

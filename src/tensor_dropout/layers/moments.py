@@ -104,6 +104,10 @@ class MaskMoments(NamedTuple):
         assert self.root is not None
         return self.root.mT @ self.root
 
+    def second(self) -> Tensor:
+        """``E[c cᵀ]``, (R, R)."""
+        return self.covariance() + self.mean[:, None] * self.mean
+
     def to(self, like: Tensor) -> MaskMoments:
         """In the dtype of the data; formed in float64."""
         cast: Callable[[Tensor], Tensor] = lambda t: t.to(dtype=like.dtype, device=like.device)  # noqa: E731
@@ -300,6 +304,30 @@ def over_mask(
     second, variance = summed()
     squares = v * kept()[0]
     return (e + m * m) * second + squares, m * m * variance + e * second + squares
+
+
+def summed_second_moment(rows: Tensor, masks: list[MaskMoments], out: MaskMoments) -> Tensor:
+    """``Σ_rows E[z zᵀ]`` of ``z_q = c_q Σ_k Π_n c_n[k_n] rows[k_0, .., q]``.
+
+    Args:
+        rows: (rows, R_0, .., Q), the rank axes that are masked and the last one.
+        masks: the moments of the masks on R_0, ..
+        out: of the mask on Q.
+
+    Returns:
+        (Q, Q).
+    """
+    if not masks:
+        return out.second() * (rows.mT @ rows)
+    mask, later = masks[0], masks[1:]
+    if mask.alike is None:
+        assert mask.root is not None
+        factor = torch.cat([mask.root, mask.mean.unsqueeze(0)])  # AᵀA = E[c cᵀ]
+        return summed_second_moment(torch.einsum("jr,br...->bj...", factor, rows).flatten(0, 1), later, out)
+    v, e = mask.alike
+    m = mask.mean[0]
+    squares = v * summed_second_moment(rows.flatten(0, 1), later, out)
+    return squares + (e + m * m) * summed_second_moment(rows.sum(1), later, out)
 
 
 def _tucker_by_pairs(

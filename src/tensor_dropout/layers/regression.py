@@ -50,8 +50,13 @@ class TensorRegression(nn.Module, ABC):
     """
 
     bias: nn.Parameter | None
+    center: Tensor | None
+    """What is subtracted from each channel of x first, (I_0,); None for nothing. Folded into the bias it would leave the
+    mean output as it is and change what the masks do to it."""
     _kernel: Literal["tucker", "cp"] | None = None
     """The fused head that computes this format on a GPU."""
+    channel_parameter: ClassVar[tuple[str, int]] = ("factors.0", 0)
+    """The name of the parameter that meets the channels (the first input mode), and which of its axes they are."""
     default_modes: ClassVar[Modes] = "all"
     """Which modes a head by name drops where the user does not say."""
     _precise = False
@@ -109,6 +114,7 @@ class TensorRegression(nn.Module, ABC):
         self._weight_plan = plan_contraction(*rest) if few else None
         n_projected, projected = self._projection()
         self._projection_plan = plan_contraction(inputs, operands[:n_projected], projected, "", sizes)
+        self.register_buffer("center", None)
         self.reset_parameters()
 
     # What a format defines.
@@ -137,6 +143,14 @@ class TensorRegression(nn.Module, ABC):
     @abstractmethod
     def _projection(self) -> tuple[int, str]:
         """How x is projected to the rank axes: the number of leading operands absorbed, and the indices left."""
+
+    @abstractmethod
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """What :meth:`_exact_moments` and :meth:`output_features` take, from x that has met the first operand.
+
+        Args:
+            first: (K, B, *space), with K the rank axes of the first operand, flattened in their order there.
+        """
 
     @abstractmethod
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
@@ -181,6 +195,21 @@ class TensorRegression(nn.Module, ABC):
         """
         return None
 
+    def output_features(self, x: Tensor, masks: list[MaskMoments]) -> tuple[Tensor, Tensor]:
+        """The random features z that the parameter of the last output mode multiplies, as their moments.
+
+        The output is ``f = z V`` with V the :attr:`output_parameter`, so the best V for given features is the solution
+        of one linear system.
+
+        Args:
+            x: the input, projected.
+            masks: the moments of all masks.
+
+        Returns:
+            ``E[z]``, (B, M, K), with M the product of the other output modes; and ``Σ E[z zᵀ]`` over all rows, (K, K).
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no parameter that holds its outputs alone")
+
     @property
     def printed_exponent(self) -> int | None:
         """The exponent of θ in the paper's printed regularizer; None if the paper prints none for this format."""
@@ -209,6 +238,34 @@ class TensorRegression(nn.Module, ABC):
         if self.dropout is None:
             return ()
         return self.dropout.dropped_axes(self._ranks, self.mode_numbers)
+
+    def set_center(self, center: Tensor | None) -> None:
+        """Subtract a number from each channel of x (the first input mode) before anything else.
+
+        Args:
+            center: (I_0,), or None to subtract nothing.
+        """
+        if center is not None and tuple(center.shape) != self.input_shape[:1]:
+            raise TensorDropoutError(
+                f"{type(self).__name__}: center has one number per channel, {self.input_shape[:1]}, got "
+                f"{tuple(center.shape)}"
+            )
+        like = next(self.parameters())
+        self.center = None if center is None else center.detach().to(like.device, like.dtype).clone()
+
+    def _centered(self, x: Tensor) -> Tensor:
+        if self.center is None:
+            return x
+        return x - self.center.to(x.dtype).view(-1, *[1] * (len(self.input_shape) - 1))
+
+    @torch.no_grad()
+    def scale_outputs_(self, scale: Tensor) -> None:
+        """Multiply W by one number for each entry of the last output mode, (O,): its parameter takes it in."""
+        _, indices, outputs, _ = self._indices()
+        for operand, letters in zip(self.operands(), indices, strict=True):
+            if outputs[-1] in letters:
+                across = [-1 if letter == outputs[-1] else 1 for letter in letters]
+                operand.mul_(scale.to(operand).view(across))
 
     def reset_parameters(self) -> None:
         """Draw fresh parameters, as ``init`` says."""
@@ -244,6 +301,7 @@ class TensorRegression(nn.Module, ABC):
             return self._regress(x.to(dtype), wide, None if bias is None else bias.to(dtype), masks)
 
     def _regress(self, x: Tensor, operands: list[Tensor], bias: Tensor | None, masks: Masks) -> Tensor:
+        x = self._centered(x)
         if self._weight_plan is not None and not any(mask is not None and mask.ndim == 2 for mask in masks):
             y = apply_weight(x, contract(operands[0], operands[1:], masks, self._weight_plan))
         else:
@@ -298,19 +356,21 @@ class TensorRegression(nn.Module, ABC):
         """The moments of the flattened output, and the variance of any weighted sum of the outputs."""
         operands = self.operands()
         n_projected, _ = self._projection()
-        projected = contract(x, operands[:n_projected], [], self._projection_plan)
+        projected = contract(self._centered(x), operands[:n_projected], [], self._projection_plan)
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             projected = projected if projected.dtype == torch.float64 else projected.float()
-            block = max(2**20, x.numel() // 4)
-            mean, variance, variance_of = self._exact_moments(
-                projected, self._mask_moments(projected), block, covariance
-            )
-            # A positive semi-definite form; rounding may leave it just below zero.
-            variance = variance if covariance else variance.clamp(min=0)
-            mean = mean if self.bias is None else mean + self.bias.flatten().to(mean.dtype)
+            return self.projected_moments(projected, block=max(2**20, x.numel() // 4), covariance=covariance)
+
+    def projected_moments(self, projected: Tensor, *, block: int, covariance: bool = False) -> ExactMoments:
+        """The same from an input that is projected already; ``block`` is how many numbers may be held at once."""
+        mean, variance, variance_of = self._exact_moments(projected, self.mask_moments(projected), block, covariance)
+        # A positive semi-definite form; rounding may leave it just below zero.
+        variance = variance if covariance else variance.clamp(min=0)
+        mean = mean if self.bias is None else mean + self.bias.flatten().to(mean.dtype)
         return ExactMoments(mean, variance, variance_of)
 
-    def _mask_moments(self, like: Tensor) -> list[MaskMoments]:
+    def mask_moments(self, like: Tensor) -> list[MaskMoments]:
+        """The moments of the mask on each rank axis, in the dtype and on the device of a tensor."""
         axes = self.dropped_axes
         masks = []
         for axis, R in enumerate(self._ranks):

@@ -119,6 +119,12 @@ class TensorRingRegression(TensorRegression):
         inputs, _, _, bonds = self._indices()
         return 1, bonds[1] + inputs[1:] + bonds[0]
 
+    channel_parameter = ("cores.0", 1)
+
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """(R_0 R_1, B, *space) -> (B, R_1, *space, R_0)."""
+        return first.unflatten(0, (self._ranks[0], self._ranks[1])).movedim(2, 0).movedim(1, -1)
+
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         # x: (B, R_1, I_1, .., I_{N-1}, R_0); bond 0 is carried along until the last core closes the ring.
         n_in = len(self.input_shape)

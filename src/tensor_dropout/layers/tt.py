@@ -97,6 +97,25 @@ class TTRegression(TensorRegression):
         inputs, _, _, bonds = self._indices()
         return 1, bonds[0] + inputs[1:]
 
+    channel_parameter = ("cores.0", 1)
+
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """The bond moves behind the batch: (R_1, B, *space) -> (B, R_1, *space)."""
+        return first.movedim(0, 1)
+
+    def output_features(self, x: Tensor, masks: list[MaskMoments]) -> tuple[Tensor, Tensor]:
+        """What reaches the last bond for each of the other outputs; see the base class."""
+        cores, n_in = [core.to(x.dtype) for core in list(self.cores)[1:-1]], len(self.input_shape)
+        equations = ["bri...,ris->brs..." if n < n_in else "br,ros->bros" for n in range(1, len(cores) + 1)]
+        second = _second_moment_at_last_bond(x, list(zip(equations, cores, strict=True)), masks)
+        mean = x
+        for equation, core, mask in zip(equations, cores, masks, strict=False):
+            inputs, output = equation.split("->")
+            shape = [-1, *[1] * (core.ndim - 1)]
+            mean = torch.einsum(f"{inputs}->{output.replace('r', '')}", mean, core * mask.mean.view(shape))
+            mean = mean if equation[2] == "i" else mean.flatten(0, 1)
+        return mean.unflatten(0, (x.shape[0], -1)) * masks[-1].mean, second
+
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         cores = [core.to(x.dtype) for core in self.cores]
         inner, outer = cores[1 : len(self.input_shape)], cores[len(self.input_shape) :]
@@ -154,6 +173,33 @@ class TTRegression(TensorRegression):
         for core, mask in zip(self.cores[1:], masks, strict=True):
             weight = torch.tensordot(weight if mask is None else weight * mask, core, dims=1)
         return weight.squeeze(0).squeeze(-1)
+
+
+def _second_moment_at_last_bond(y: Tensor, absorbed: list[tuple[str, Tensor]], masks: list[MaskMoments]) -> Tensor:
+    """``Σ_rows E[z zᵀ]`` at the last bond, (K, K), of rows y (rows, R, ..) that absorb one core after the other.
+
+    Each core comes with its einsum, which keeps the bond r in front of it; masked, the bond becomes rows.
+    """
+    mask = masks[0]
+    if not absorbed:
+        return mask.second() * (y.mT @ y)
+    (equation, core), later = absorbed[0], absorbed[1:]
+
+    def rest(kept: Tensor, rows: int) -> Tensor:
+        return _second_moment_at_last_bond(kept.flatten(0, rows - 1), later, masks[1:])
+
+    rows = 2 if equation[2] == "i" else 3  # an output mode stays as rows too
+    summed = equation.split("->")[0] + "->" + equation.split("->")[1].replace("r", "")
+    if not mask.dropped:
+        return rest(torch.einsum(summed, y, core), rows - 1)
+    kept = torch.einsum(equation, y, core)
+    if mask.alike is None:
+        assert mask.root is not None
+        factor = torch.cat([mask.root, mask.mean.unsqueeze(0)])  # AᵀA = E[c cᵀ]
+        return rest(torch.einsum("jr,br...->bj...", factor, kept), rows)
+    v, e = mask.alike
+    m = mask.mean[0]
+    return v * rest(kept, rows) + (e + m * m) * rest(torch.einsum(summed, y, core), rows - 1)
 
 
 def _read_out(y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Pair:

@@ -19,7 +19,13 @@ from tensor_dropout.layers.decomposition import (
 )
 from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_, random_directions, target_norm
-from tensor_dropout.layers.moments import ExactMoments, MaskMoments, joint_mask, tucker_moments
+from tensor_dropout.layers.moments import (
+    ExactMoments,
+    MaskMoments,
+    joint_mask,
+    summed_second_moment,
+    tucker_moments,
+)
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -105,6 +111,30 @@ class TuckerRegression(TensorRegression):
     def _projection(self) -> tuple[int, str]:
         n_in = len(self.input_shape)
         return n_in, self._indices()[3][:n_in]
+
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """Contract the space with its factors: (R_0, B, *space) -> (B, R_0, .., R_{N-1})."""
+        for factor in list(self.factors)[1 : len(self.input_shape)]:
+            first = torch.tensordot(first, factor, dims=([2], [0]))
+        return first.movedim(0, 1)
+
+    def output_features(self, x: Tensor, masks: list[MaskMoments]) -> tuple[Tensor, Tensor]:
+        """``z_q = c_q Σ P[r] c[r] G[r, q]`` for each of the other outputs; see the base class."""
+        inputs, _, outputs, ranks = self._indices()
+        n_in, factors = len(inputs), [factor.to(x.dtype) for factor in self.factors]
+        kept = [n for n in range(len(ranks) - 1) if masks[n].dropped]
+        # The output modes but the last become rows; only ranks that are masked, and the last one, are left beside them.
+        others = range(n_in, len(ranks) - 1)
+        operands = [x, self.core.to(x.dtype), *(factors[n] for n in others)]
+        terms = ["Z" + ranks[:n_in], ranks, *(outputs[n - n_in] + ranks[n] for n in others)]
+        left = "".join(ranks[n] for n in kept) + ranks[-1]
+        rows = torch.einsum(f"{','.join(terms)}->Z{outputs[:-1]}{left}", *operands)
+        rows = rows.flatten(1, len(outputs) - 1) if len(outputs) > 1 else rows.unsqueeze(1)  # (B, M, kept.., Q)
+        mean = rows
+        for n in reversed(kept):
+            mean = torch.einsum("bm...rq,r->bm...q", mean, masks[n].mean)
+        second = summed_second_moment(rows.flatten(0, 1), [masks[n] for n in kept], masks[-1])
+        return mean * masks[-1].mean, second
 
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         n_in = len(self.input_shape)

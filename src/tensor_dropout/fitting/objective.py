@@ -1,0 +1,328 @@
+"""The expected loss as L-BFGS sees it: many problems on the same features, with the output parameter solved for.
+
+Only two products are as large as the features: what the channels' parameter makes of them, and its gradient. Everything
+behind it works on the projected features, which are smaller by the ratio of rank to channels. So a line is prepared by one
+product, each step length is tried without another, and the gradient takes the second.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from tensor_dropout.layers.moments import ExactMoments
+from tensor_dropout.layers.regression import TensorRegression
+
+Task = Literal["regression", "classification"]
+
+
+class Projection:
+    """Features that meet the channels' parameter of P problems at once.
+
+    Args:
+        x: (C, n, *space), channels first of all.
+        basis: (P, C, r): what each problem's parameter is multiplied by first; None for the identity.
+        center: (P, C): what each problem subtracts from the features; None for nothing.
+    """
+
+    def __init__(self, x: Tensor, basis: Tensor | None = None, center: Tensor | None = None) -> None:
+        self.x, self.shape = x.flatten(1), x.shape
+        self.basis, self.center = basis, center
+
+    @property
+    def size(self) -> int:
+        """How many coordinates the parameter has."""
+        return self.shape[0] if self.basis is None else self.basis.shape[-1]
+
+    def forward(self, U: Tensor) -> Tensor:
+        """(P, r, K) -> (P, K, n, *space)."""
+        W = U if self.basis is None else self.basis @ U
+        G = (W.mT.reshape(-1, self.shape[0]) @ self.x).view(*W.shape[::2], *self.shape[1:])
+        if self.center is not None:
+            shift = torch.einsum("pck,pc->pk", W, self.center)
+            G -= shift.view(*shift.shape, *[1] * (G.ndim - 2))
+        return G
+
+    def backward(self, dG: Tensor) -> Tensor:
+        """The gradient: (P, K, n, *space) -> (P, r, K)."""
+        P, K = dG.shape[:2]
+        dW = (dG.reshape(P * K, -1) @ self.x.mT).view(P, K, -1).mT
+        if self.center is not None:
+            dW = dW - torch.einsum("pk,pc->pck", dG.flatten(2).sum(-1), self.center)
+        return dW if self.basis is None else self.basis.mT @ dW
+
+
+class _Behind(nn.Module):
+    """One problem behind its projection: what is needed for the loss, from the parameters of a layer."""
+
+    def __init__(self, layer: TensorRegression, task: Task, eliminate: bool) -> None:
+        super().__init__()
+        self.layer, self.task, self.eliminate = layer, task, eliminate
+
+    def forward(self, G: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        projected = self.layer.finish_projection(G)
+        if self.eliminate:
+            return self._normal_equations(projected, y, weights)
+        exact = self.layer.projected_moments(projected, block=2**62)
+        return ((self._squares if self.task == "regression" else self._cross_entropy)(exact, y, weights),)
+
+    def _normal_equations(self, projected: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """``Σ w E[z zᵀ]`` and ``Σ w E[z] yᵀ``, both about the mean of z: the bias is solved for as well."""
+        weights = weights.double()
+        root = weights.sqrt()
+        rows = projected.double() * root.view(-1, *[1] * (projected.ndim - 1))
+        mean, second = self.layer.output_features(rows, self.layer.mask_moments(rows))
+        center = torch.einsum("n,nmk->mk", root, mean)
+        normal = second - center.mT @ center
+        right = torch.einsum("nmk,nmo->ko", mean, y * root[:, None, None])
+        right = right - torch.einsum("mk,n,nmo->ko", center, weights, y)
+        return normal, right
+
+    def _squares(self, exact: ExactMoments, y: Tensor, weights: Tensor) -> Tensor:
+        known = ~y.isnan()
+        share = weights[:, None] * known
+        errors = (exact.mean - y.nan_to_num()).square() + exact.variance
+        return (share * errors).sum().double() / share.sum()
+
+    def _cross_entropy(self, exact: ExactMoments, y: Tensor, weights: Tensor) -> Tensor:
+        p = exact.mean.softmax(-1)
+        spread = ((p * exact.variance).sum(-1) - exact.variance_of(p)).clamp(min=0)
+        losses = -(y * exact.mean.log_softmax(-1)).sum(-1) + 0.5 * spread
+        return (weights * losses).sum().double()
+
+
+class ExpectedLoss:
+    """``Σ_b w_b E[loss_b] + α Σ ‖factors‖²`` for P problems, as :class:`tensor_dropout.fitting.lbfgs.Problems`.
+
+    For squared errors the output parameter and the bias are not searched: they are the solution of a linear system in
+    the random features of the layer, whose matrix is ``Σ w E[z zᵀ] + α O I``.
+
+    Args:
+        layer: says the format, the shapes and the law; its parameters are not used.
+        projection: the features.
+        y: targets (n, *output_shape), centred and scaled, NaN where missing; class probabilities for classification.
+        weights: (P, n), each row sums to 1; 0 for a sample that a problem does not see.
+        alpha: (P,), the weight of the squared norms.
+        theta: (P,), the keep probabilities; None for a layer without dropout.
+        stretch: (P, r), from :class:`tensor_dropout.fitting.statistics.Axes`, or None.
+        task: squared errors or cross-entropy.
+    """
+
+    def __init__(
+        self,
+        layer: TensorRegression,
+        projection: Projection,
+        y: Tensor,
+        weights: Tensor,
+        alpha: Tensor,
+        theta: Tensor | None,
+        stretch: Tensor | None,
+        task: Task,
+    ) -> None:
+        self.projection, self.alpha, self.weights = projection, alpha.double(), weights
+        self.theta = theta
+        self.n_outputs = math.prod(layer.output_shape)
+        self.eliminate = task == "regression" and layer.output_parameter is not None and not bool(y.isnan().any())
+        self.behind = _Behind(layer, task, self.eliminate)
+        self.y = y.reshape(len(y), -1, layer.output_shape[-1]).double() if self.eliminate else y.flatten(1)
+        self.total = self._total()
+        self.first, channel_axis = layer.channel_parameter
+        first = layer.get_parameter(self.first)
+        self._first_shape, self._channel_axis = first.shape, channel_axis
+        self.K = first.numel() // first.shape[channel_axis]
+        solved = {layer.output_parameter[0], "bias"} if self.eliminate and layer.output_parameter else set()
+        self.others = {
+            name: parameter.shape
+            for name, parameter in layer.named_parameters()
+            if name != self.first and name not in solved
+        }
+        self._stretch_squared = None if stretch is None else stretch.square()
+        self.V: Tensor | None = None
+        self._D: Tensor | None = None
+        self._here: tuple[Tensor, Tensor] | None = None
+        self._there: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    # Between one long vector and the parameters.
+
+    @property
+    def n_parameters(self) -> int:
+        """N, the length of a problem's vector."""
+        return self.projection.size * self.K + sum(shape.numel() for shape in self.others.values())
+
+    def pack(self, U: Tensor, others: dict[str, Tensor]) -> Tensor:
+        """(P, r, K) and the other parameters (P, ...) as (P, N)."""
+        return torch.cat([U.flatten(1), *(others[name].flatten(1) for name in self.others)], dim=1)
+
+    def unpack(self, z: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The inverse of :meth:`pack`: views."""
+        end = self.projection.size * self.K
+        U, others = z[:, :end].view(len(z), -1, self.K), {}
+        for name, shape in self.others.items():
+            others[name] = z[:, end : end + shape.numel()].view(len(z), *shape)
+            end += shape.numel()
+        return U, others
+
+    # What L-BFGS asks.
+
+    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
+        G = self.projection.forward(self.unpack(z)[0])
+        f, dG, d_others = self._behind_projection(G, z)
+        self._here = (z.clone(), G)
+        return f, self._gradient(z, dG, d_others)
+
+    def aim(self, direction: Tensor) -> None:
+        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
+        self._direction = direction
+        self._D = self.projection.forward(self.unpack(direction)[0])
+
+    def try_step(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
+        assert self._here is not None
+        assert self._D is not None
+        (z, G), D = self._here, self._D
+        step = t.to(z.dtype)
+        there = torch.addcmul(z, step[:, None], self._direction)
+        moved = torch.addcmul(G, step.view(-1, *[1] * (G.ndim - 1)), D)
+        f, dG, d_others = self._behind_projection(moved, there)
+        slope = torch.einsum("pk,pk->p", dG.flatten(1), D.flatten(1)).double()
+        U, others = self.unpack(there)
+        toward, toward_others = self.unpack(self._direction)
+        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
+        slope += 2 * self.alpha * (weighed * toward).flatten(1).sum(-1).double()
+        for name, gradient in d_others.items():
+            slope += (gradient * toward_others[name]).flatten(1).sum(-1).double()
+        self._there = (there, moved, dG, self._flat(d_others, z))
+        return f, slope
+
+    def take_step(self, t: Tensor) -> Tensor:
+        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
+        assert self._there is not None
+        z, G, dG, d_others = self._there
+        self._here = (z, G)
+        return self._gradient(z, dG, d_others)
+
+    # The objective.
+
+    def _behind_projection(self, G: Tensor, z: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Objectives, and the gradients of G and of the other parameters."""
+        G = G.detach().requires_grad_()
+        U, others = self.unpack(z)
+        others = {name: value.detach().requires_grad_() for name, value in others.items()}
+        with torch.enable_grad():
+            made = self._run(G, others)
+            loss, value = self._solve(*made) if self.eliminate else (made[0], made[0].detach())
+        gradients = torch.autograd.grad(loss.sum(), [G, *others.values()])
+        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
+        norms = (weighed * U).flatten(1).sum(-1).double()
+        d_others = {}
+        for (name, value_of), gradient in zip(others.items(), gradients[1:], strict=True):
+            penalized = name != "bias"
+            if penalized:
+                norms = norms + value_of.detach().square().flatten(1).sum(-1).double()
+                gradient = gradient + 2 * self._alpha_like(value_of) * value_of.detach()
+            d_others[name] = gradient
+        return value + self.alpha * norms, gradients[0], d_others
+
+    def _run(self, G: Tensor, others: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """The layer behind the projection, for every problem."""
+
+        def one(G: Tensor, others: dict[str, Tensor], weights: Tensor, theta: Tensor | None) -> Any:
+            values = {f"layer.{name}": value for name, value in others.items()}
+            if theta is not None:
+                values["layer.dropout.theta"] = theta
+            return functional_call(self.behind, values, (G, self.y, weights))
+
+        if len(G) == 1:
+            only = {name: value[0] for name, value in others.items()}
+            made = one(G[0], only, self.weights[0], None if self.theta is None else self.theta[0])
+            return tuple(part.unsqueeze(0) for part in made)
+        theta_axis = None if self.theta is None else 0
+        return tuple(vmap(one, in_dims=(0, 0, 0, theta_axis))(G, others, self.weights, self.theta))
+
+    def _solve(self, normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """Solve for the output parameter V: the surrogate loss whose gradient is that of the minimum, and its value."""
+        O = self.n_outputs
+        matrix = normal.detach()
+        ridge = self.alpha * O + 1e-12 * matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
+        matrix = matrix + ridge[:, None, None] * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        L, _ = torch.linalg.cholesky_ex(matrix)
+        V = torch.cholesky_solve(right.detach(), L)
+        self.V = V
+        loss = (((normal @ V) * V).sum((1, 2)) - 2 * (right * V).sum((1, 2))) / O
+        value = (self.total - (right.detach() * V).sum((1, 2))) / O
+        return loss, value
+
+    def _total(self) -> Tensor:
+        """``Σ w y²`` about the mean, which the fit is measured against."""
+        if not self.eliminate:
+            return self.alpha.new_zeros(())
+        weights = self.weights.double()
+        mean = torch.einsum("pn,nmo->pmo", weights, self.y)
+        return torch.einsum("pn,nmo->p", weights, self.y.square()) - mean.square().sum((1, 2))
+
+    def _gradient(self, z: Tensor, dG: Tensor, d_others: dict[str, Tensor] | Tensor) -> Tensor:
+        U, _ = self.unpack(z)
+        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
+        dU = self.projection.backward(dG) + 2 * self._alpha_like(U) * weighed
+        flat = d_others if isinstance(d_others, Tensor) else self._flat(d_others, z)
+        return torch.cat([dU.flatten(1), flat], dim=1)
+
+    def _flat(self, d_others: dict[str, Tensor], like: Tensor) -> Tensor:
+        parts = [d_others[name].flatten(1) for name in self.others]
+        return torch.cat(parts, dim=1) if parts else like.new_zeros(len(like), 0)
+
+    def _alpha_like(self, value: Tensor) -> Tensor:
+        return self.alpha.to(value.dtype).view(-1, *[1] * (value.ndim - 1))
+
+    # What was found.
+
+    @torch.no_grad()
+    def parameters(self, z: Tensor) -> list[dict[str, Tensor]]:
+        """The parameters of each problem, of features and targets as the projection has them; the bias too."""
+        layer, axis = self.behind.layer, self._channel_axis
+        U, others = self.unpack(z)
+        W = U if self.projection.basis is None else self.projection.basis @ U
+        shape = [W.shape[1], *(size for n, size in enumerate(self._first_shape) if n != axis)]
+        found = [{self.first: W[p].view(shape).movedim(0, axis)} for p in range(len(z))]
+        for p, own in enumerate(found):
+            own |= {name: value[p] for name, value in others.items()}
+        if self.eliminate and layer.output_parameter is not None:
+            G = self.projection.forward(U)
+            self._solve(*self._run(G, others))
+            assert self.V is not None
+            name, axis = layer.output_parameter
+            for p, own in enumerate(found):
+                own[name] = self.V[p].movedim(1, axis).reshape(layer.get_parameter(name).shape).to(z.dtype)
+                if layer.bias is not None:
+                    own["bias"] = self._best_bias(G[p], {n: value[p] for n, value in others.items()}, p).to(z.dtype)
+        return found
+
+    def _best_bias(self, G: Tensor, others: dict[str, Tensor], p: int) -> Tensor:
+        """What makes the weighted mean of the residuals zero."""
+        assert self.V is not None
+        layer = self.behind.layer
+        values = {f"layer.{name}": value for name, value in others.items()}
+        if self.theta is not None:
+            values["layer.dropout.theta"] = self.theta[p]
+        mean_z = functional_call(_MeanFeatures(layer), values, (G, self.weights[p].double()))
+        mean_y = torch.einsum("n,nmo->mo", self.weights[p].double(), self.y)
+        return (mean_y - mean_z @ self.V[p]).reshape(layer.output_shape)
+
+
+class _MeanFeatures(nn.Module):
+    """The weighted mean of the random features that the output parameter multiplies, (M, K)."""
+
+    def __init__(self, layer: TensorRegression) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, G: Tensor, weights: Tensor) -> Tensor:
+        projected = self.layer.finish_projection(G).double()
+        return torch.einsum(
+            "n,nmk->mk", weights, self.layer.output_features(projected, self.layer.mask_moments(projected))[0]
+        )

@@ -1,0 +1,137 @@
+"""Means, scales and principal axes of features: what makes the problem well conditioned."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+STD_FLOOR = 0.01
+"""A channel's std is at least this share of the median one: near-constant channels would blow up on new samples."""
+LARGEST_AXES = 2048
+"""Up to so many channels (or values of a channel) the features are turned to their principal axes."""
+WHITENING = 1.0
+"""How far small axes are scaled up: the share of the mean variance that is added to all of them first."""
+NEGLIGIBLE = 1e-6
+"""Axes with a smaller share of the largest variance are left out; nothing can be learned along them."""
+BLOCK = 2**25
+"""How many numbers of the features are copied at once."""
+
+
+class Scale(NamedTuple):
+    """Means and scales of the channels, (C,), and of the targets."""
+
+    mean: Tensor
+    std: Tensor
+
+
+def channel_scale(x: Tensor, weights: Tensor) -> Scale:
+    """Mean and std of every channel.
+
+    Args:
+        x: (n, C, S).
+        weights: (n,), that sum to 1.
+    """
+    first, second = (x.new_zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
+    for rows, share in zip(_blocks(x), _blocks(x, weights), strict=True):
+        share = share.double()
+        means = rows.mean(-1).double()  # (b, C)
+        first += share @ means
+        second += share @ rows.var(-1, unbiased=False).double() + share @ means.square()
+    std = (second - first.square()).clamp(min=0).sqrt()
+    return Scale(first.to(x.dtype), floored(std).to(x.dtype))
+
+
+def target_scale(y: Tensor, weights: Tensor) -> Scale:
+    """Mean of every target, and one std for each entry of the last output mode (so that factors can hold it).
+
+    Args:
+        y: (n, *output_shape); NaN where a target is missing.
+        weights: (n,), that sum to 1.
+    """
+    known = ~y.isnan()
+    share = weights.double().view(-1, *[1] * (y.ndim - 1)) * known
+    share = share / share.sum(0).clamp(min=1e-300)
+    mean = (share * y.nan_to_num().double()).sum(0)
+    variance = (share * (y.nan_to_num().double() - mean).square()).sum(0)
+    std = variance.reshape(-1, variance.shape[-1]).mean(0).sqrt()
+    std = torch.where(std > 1e-10 * mean.abs().amax().clamp(min=1e-30), std, 1.0)  # constant targets stay as they are
+    return Scale(mean.to(y.dtype), std.to(y.dtype))
+
+
+def floored(std: Tensor) -> Tensor:
+    """No std below a share of the median one; 1 where all are 0."""
+    positive = std[std > 0]
+    if positive.numel() == 0:
+        return torch.ones_like(std)
+    return std.clamp(min=STD_FLOOR * float(positive.median()))
+
+
+class Axes(NamedTuple):
+    """Principal axes of the standardized features.
+
+    Attributes:
+        basis: (C, r): standardized channels times this are the coordinates; the std of the channels is folded in.
+        stretch: (r,): how much each coordinate was scaled up. A factor in these coordinates is a factor of the
+            standardized channels divided by it, so that its squared norm is weighed by its square.
+    """
+
+    basis: Tensor
+    stretch: Tensor
+
+
+def principal_axes(x: Tensor, scale: Scale, weights: Tensor) -> Axes | None:
+    """The axes of the channels' covariance, the large ones first to matter alike; None where there are too many.
+
+    The turn changes nothing: a factor outside of the span of the features is zero at the minimum.
+
+    Args:
+        x: (n, C, S).
+        scale: of the channels.
+        weights: (n,), that sum to 1; rows of weight 0 do not count.
+    """
+    n, C, S = x.shape
+    if min(C, n * S) > LARGEST_AXES or C == 1:
+        return None
+    if n * S < C:
+        z = ((x - scale.mean[:, None]) / scale.std[:, None]) * weights.sqrt()[:, None, None] * S**-0.5
+        z = z.movedim(1, 0).flatten(1)  # (C, n S)
+        spectrum, vectors = torch.linalg.eigh(z.mT @ z)
+        kept = spectrum > NEGLIGIBLE * spectrum[-1]
+        spectrum, axes = spectrum[kept], z @ (vectors[:, kept] * spectrum[kept].rsqrt())
+        total = float(spectrum.sum()) / C
+    else:
+        covariance = x.new_zeros(C, C)
+        for rows, share in zip(_blocks(x), _blocks(x, weights), strict=True):
+            z = ((rows - scale.mean[:, None]) / scale.std[:, None]) * share.sqrt()[:, None, None]
+            z = z.movedim(1, 0).flatten(1)
+            covariance.addmm_(z, z.mT, alpha=1 / S)
+        spectrum, axes = torch.linalg.eigh(covariance)
+        kept = spectrum > NEGLIGIBLE * spectrum[-1]
+        spectrum, axes = spectrum[kept], axes[:, kept]
+        total = float(spectrum.mean())
+    stretch = (spectrum / max(total, 1e-30) + WHITENING).rsqrt()
+    return Axes(axes * stretch / scale.std[:, None], stretch)
+
+
+def to_axes(x: Tensor, scale: Scale, axes: Axes | None) -> Tensor:
+    """Standardized features in their coordinates, one after the other: (n, C, S) -> (r, n, S)."""
+    r = x.shape[1] if axes is None else axes.basis.shape[1]
+    turned = x.new_empty(r, len(x), x.shape[2])
+    start = 0
+    for rows in _blocks(x):
+        centred = (rows - scale.mean[:, None]).movedim(1, 0)  # (C, b, S)
+        here = turned[:, start : start + len(rows)]
+        if axes is None:
+            here.copy_(centred / scale.std[:, None, None])
+        else:
+            here.copy_((axes.basis.mT @ centred.flatten(1)).view(here.shape))
+        start += len(rows)
+    return turned
+
+
+def _blocks(x: Tensor, like_rows: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The rows of x, or of something with as many rows, a few at a time."""
+    rows = max(1, BLOCK // max(1, x[0].numel()))
+    return (x if like_rows is None else like_rows).split(rows)
