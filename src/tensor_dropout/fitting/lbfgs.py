@@ -1,8 +1,8 @@
 """L-BFGS for many problems at once, with a line search for each of them.
 
-PyTorch's L-BFGS runs one problem and pays a full evaluation for every step length it tries. Here a problem says what the
-objective is *along a line*, which for a tensor regression costs almost nothing: the features meet the direction once,
-and every step length is then tried on the projected features.
+PyTorch's L-BFGS runs one problem and pays a full evaluation for every step length it tries. Here a problem says what
+the objective is *along a line*, which for a tensor regression costs almost nothing: the features meet the direction
+once, and every step length is then tried on the projected features.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Minimum:
 class _Memory:
     """The last steps and changes of the gradient, and all their inner products.
 
-    The two loops of L-BFGS run on the inner products alone, so that the long vectors are read twice in an iteration: once
-    to extend the products, once to combine the direction.
+    The two loops of L-BFGS run on the inner products alone, so that the long vectors are read twice in an iteration:
+    once to extend the products, once to combine the direction.
     """
 
     def __init__(self, like: Tensor, history: int) -> None:

@@ -1,8 +1,8 @@
 """The expected loss as L-BFGS sees it: many problems on the same features, with the output parameter solved for.
 
 Only two products are as large as the features: what the channels' parameter makes of them, and its gradient. Everything
-behind it works on the projected features, which are smaller by the ratio of rank to channels. So a line is prepared by one
-product, each step length is tried without another, and the gradient takes the second.
+behind it works on the projected features, which are smaller by the ratio of rank to channels. So a line is prepared by
+one product, each step length is tried without another, and the gradient takes the second.
 """
 
 from __future__ import annotations
@@ -56,43 +56,49 @@ class Projection:
         return dW if self.basis is None else self.basis.mT @ dW
 
 
-class _Behind(nn.Module):
-    """One problem behind its projection: what is needed for the loss, from the parameters of a layer."""
+class Behind(nn.Module):
+    """One problem behind its projection: sums over the samples, from which the loss follows.
+
+    Args:
+        layer: the format, the shapes and the law.
+        task: squared errors or cross-entropy.
+        eliminate: whether the output parameter and the bias are solved for. Then the sums are those of a linear system;
+            else the one sum is the loss.
+    """
 
     def __init__(self, layer: TensorRegression, task: Task, eliminate: bool) -> None:
         super().__init__()
         self.layer, self.task, self.eliminate = layer, task, eliminate
 
     def forward(self, G: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+        """The sums, in float64.
+
+        Args:
+            G: (K, n, *space).
+            y: (n, M, O), or (n, outputs) where nothing is eliminated.
+            weights: (n,), or (n, outputs) for squared errors where nothing is eliminated.
+        """
         projected = self.layer.finish_projection(G)
         if self.eliminate:
-            return self._normal_equations(projected, y, weights)
+            return self._sums_of_system(projected, y, weights)
         exact = self.layer.projected_moments(projected, block=2**62)
-        return ((self._squares if self.task == "regression" else self._cross_entropy)(exact, y, weights),)
+        return (self._squares(exact, y, weights) if self.task == "regression" else self._entropy(exact, y, weights),)
 
-    def _normal_equations(self, projected: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """``Σ w E[z zᵀ]`` and ``Σ w E[z] yᵀ``, both about the mean of z: the bias is solved for as well."""
-        weights = weights.double()
-        root = weights.sqrt()
+    def _sums_of_system(self, projected: Tensor, y: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``Σ w E[z zᵀ]`` (K, K), ``Σ w E[z]`` (M, K) and ``Σ w E[z] yᵀ`` (K, O), for the features z of V."""
+        root = weights.double().sqrt()
         rows = projected.double() * root.view(-1, *[1] * (projected.ndim - 1))
         mean, second = self.layer.output_features(rows, self.layer.mask_moments(rows))
-        center = torch.einsum("n,nmk->mk", root, mean)
-        normal = second - center.mT @ center
-        right = torch.einsum("nmk,nmo->ko", mean, y * root[:, None, None])
-        right = right - torch.einsum("mk,n,nmo->ko", center, weights, y)
-        return normal, right
+        weighted = y * root[:, None, None]
+        return second, torch.einsum("n,nmk->mk", root, mean), torch.einsum("nmk,nmo->ko", mean, weighted)
 
     def _squares(self, exact: ExactMoments, y: Tensor, weights: Tensor) -> Tensor:
-        known = ~y.isnan()
-        share = weights[:, None] * known
-        errors = (exact.mean - y.nan_to_num()).square() + exact.variance
-        return (share * errors).sum().double() / share.sum()
+        return (weights * ((exact.mean - y).square() + exact.variance)).sum().double()
 
-    def _cross_entropy(self, exact: ExactMoments, y: Tensor, weights: Tensor) -> Tensor:
+    def _entropy(self, exact: ExactMoments, y: Tensor, weights: Tensor) -> Tensor:
         p = exact.mean.softmax(-1)
         spread = ((p * exact.variance).sum(-1) - exact.variance_of(p)).clamp(min=0)
-        losses = -(y * exact.mean.log_softmax(-1)).sum(-1) + 0.5 * spread
-        return (weights * losses).sum().double()
+        return (weights * (0.5 * spread - (y * exact.mean.log_softmax(-1)).sum(-1))).sum().double()
 
 
 class ExpectedLoss:
@@ -104,12 +110,13 @@ class ExpectedLoss:
     Args:
         layer: says the format, the shapes and the law; its parameters are not used.
         projection: the features.
-        y: targets (n, *output_shape), centred and scaled, NaN where missing; class probabilities for classification.
+        y: targets (n, *output_shape), scaled, NaN where missing; class probabilities for classification.
         weights: (P, n), each row sums to 1; 0 for a sample that a problem does not see.
         alpha: (P,), the weight of the squared norms.
         theta: (P,), the keep probabilities; None for a layer without dropout.
         stretch: (P, r), from :class:`tensor_dropout.fitting.statistics.Axes`, or None.
         task: squared errors or cross-entropy.
+        eliminate: whether to solve for the output parameter where that is possible.
     """
 
     def __init__(
@@ -122,14 +129,26 @@ class ExpectedLoss:
         theta: Tensor | None,
         stretch: Tensor | None,
         task: Task,
+        eliminate: bool = True,
     ) -> None:
-        self.projection, self.alpha, self.weights = projection, alpha.double(), weights
+        self.projection, self.alpha = projection, alpha.double()
         self.theta = theta
         self.n_outputs = math.prod(layer.output_shape)
-        self.eliminate = task == "regression" and layer.output_parameter is not None and not bool(y.isnan().any())
-        self.behind = _Behind(layer, task, self.eliminate)
-        self.y = y.reshape(len(y), -1, layer.output_shape[-1]).double() if self.eliminate else y.flatten(1)
-        self.total = self._total()
+        missing = bool(y.isnan().any())
+        possible = task == "regression" and layer.output_parameter is not None and not missing
+        self.eliminate = eliminate and possible
+        self.behind = Behind(layer, task, self.eliminate)
+        self.weights = weights
+        if self.eliminate:
+            self.y = y.reshape(len(y), -1, layer.output_shape[-1]).double()
+            self.mean_y = torch.einsum("pn,nmo->pmo", weights.double(), self.y)
+            self.variance_y = torch.einsum("pn,nmo->p", weights.double(), self.y.square())
+            self.variance_y = self.variance_y - self.mean_y.square().sum((1, 2))
+        else:
+            self.y = y.flatten(1).nan_to_num()
+            if task == "regression":
+                known = weights[:, :, None] * ~y.flatten(1).isnan()
+                self.weights = known / known.sum((1, 2), keepdim=True)
         self.first, channel_axis = layer.channel_parameter
         first = layer.get_parameter(self.first)
         self._first_shape, self._channel_axis = first.shape, channel_axis
@@ -142,6 +161,7 @@ class ExpectedLoss:
         }
         self._stretch_squared = None if stretch is None else stretch.square()
         self.V: Tensor | None = None
+        """The output parameters of the problems, (P, K, O), at the point that was seen last."""
         self._D: Tensor | None = None
         self._here: tuple[Tensor, Tensor] | None = None
         self._there: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
@@ -190,10 +210,8 @@ class ExpectedLoss:
         moved = torch.addcmul(G, step.view(-1, *[1] * (G.ndim - 1)), D)
         f, dG, d_others = self._behind_projection(moved, there)
         slope = torch.einsum("pk,pk->p", dG.flatten(1), D.flatten(1)).double()
-        U, others = self.unpack(there)
         toward, toward_others = self.unpack(self._direction)
-        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
-        slope += 2 * self.alpha * (weighed * toward).flatten(1).sum(-1).double()
+        slope += 2 * self.alpha * (self._weigh(self.unpack(there)[0]) * toward).flatten(1).sum(-1).double()
         for name, gradient in d_others.items():
             slope += (gradient * toward_others[name]).flatten(1).sum(-1).double()
         self._there = (there, moved, dG, self._flat(d_others, z))
@@ -214,11 +232,10 @@ class ExpectedLoss:
         U, others = self.unpack(z)
         others = {name: value.detach().requires_grad_() for name, value in others.items()}
         with torch.enable_grad():
-            made = self._run(G, others)
-            loss, value = self._solve(*made) if self.eliminate else (made[0], made[0].detach())
-        gradients = torch.autograd.grad(loss.sum(), [G, *others.values()])
-        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
-        norms = (weighed * U).flatten(1).sum(-1).double()
+            sums = self._run(G, others)
+        value, weights = self._value([part.detach() for part in sums])
+        gradients = torch.autograd.grad(sums, [G, *others.values()], weights)
+        norms = (self._weigh(U) * U).flatten(1).sum(-1).double()
         d_others = {}
         for (name, value_of), gradient in zip(others.items(), gradients[1:], strict=True):
             penalized = name != "bias"
@@ -244,31 +261,34 @@ class ExpectedLoss:
         theta_axis = None if self.theta is None else 0
         return tuple(vmap(one, in_dims=(0, 0, 0, theta_axis))(G, others, self.weights, self.theta))
 
-    def _solve(self, normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """Solve for the output parameter V: the surrogate loss whose gradient is that of the minimum, and its value."""
-        O = self.n_outputs
-        matrix = normal.detach()
-        ridge = self.alpha * O + 1e-12 * matrix.diagonal(dim1=-2, dim2=-1).mean(-1)
-        matrix = matrix + ridge[:, None, None] * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        L, _ = torch.linalg.cholesky_ex(matrix)
-        V = torch.cholesky_solve(right.detach(), L)
-        self.V = V
-        loss = (((normal @ V) * V).sum((1, 2)) - 2 * (right * V).sum((1, 2))) / O
-        value = (self.total - (right.detach() * V).sum((1, 2))) / O
-        return loss, value
+    def _value(self, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """The loss that follows from the sums, without ``α Σ ‖·‖²`` of what is searched, and its derivatives.
 
-    def _total(self) -> Tensor:
-        """``Σ w y²`` about the mean, which the fit is measured against."""
+        Eliminated: ``min_V (tr Vᵀ(N + αO)V - 2 tr VᵀR + Σ y²) / O`` with N and R about the mean of z, since the best
+        bias takes the means away. At the minimum the derivatives are those with V held.
+        """
         if not self.eliminate:
-            return self.alpha.new_zeros(())
-        weights = self.weights.double()
-        mean = torch.einsum("pn,nmo->pmo", weights, self.y)
-        return torch.einsum("pn,nmo->p", weights, self.y.square()) - mean.square().sum((1, 2))
+            return sums[0], [torch.ones_like(sums[0])]
+        second, center, right = sums
+        normal = second - center.mT @ center
+        right = right - torch.einsum("pmk,pmo->pko", center, self.mean_y)
+        # α = 0 alone may leave the system singular.
+        ridge = self.alpha * self.n_outputs + 1e-12 * normal.diagonal(dim1=-2, dim2=-1).mean(-1)
+        eye = torch.eye(normal.shape[-1], dtype=normal.dtype, device=normal.device)
+        triangle, _ = torch.linalg.cholesky_ex(normal + ridge[:, None, None] * eye)
+        V = self.V = torch.cholesky_solve(right, triangle)
+        value = (self.variance_y - (right * V).sum((1, 2))) / self.n_outputs
+        d_second, d_right = V @ V.mT / self.n_outputs, -2 * V / self.n_outputs
+        d_center = -2 * center @ d_second - self.mean_y @ d_right.mT
+        return value, [d_second, d_center, d_right]
+
+    def _weigh(self, U: Tensor) -> Tensor:
+        """U as its squared norm counts it: half the derivative of that norm."""
+        return U if self._stretch_squared is None else U * self._stretch_squared[..., None]
 
     def _gradient(self, z: Tensor, dG: Tensor, d_others: dict[str, Tensor] | Tensor) -> Tensor:
         U, _ = self.unpack(z)
-        weighed = U if self._stretch_squared is None else U * self._stretch_squared[..., None]
-        dU = self.projection.backward(dG) + 2 * self._alpha_like(U) * weighed
+        dU = self.projection.backward(dG) + 2 * self._alpha_like(U) * self._weigh(U)
         flat = d_others if isinstance(d_others, Tensor) else self._flat(d_others, z)
         return torch.cat([dU.flatten(1), flat], dim=1)
 
@@ -292,37 +312,12 @@ class ExpectedLoss:
         for p, own in enumerate(found):
             own |= {name: value[p] for name, value in others.items()}
         if self.eliminate and layer.output_parameter is not None:
-            G = self.projection.forward(U)
-            self._solve(*self._run(G, others))
+            _, center, _ = sums = self._run(self.projection.forward(U), others)
+            self._value(list(sums))
             assert self.V is not None
             name, axis = layer.output_parameter
+            bias = (self.mean_y - center @ self.V).to(z.dtype)  # the mean of the residuals is zero
             for p, own in enumerate(found):
                 own[name] = self.V[p].movedim(1, axis).reshape(layer.get_parameter(name).shape).to(z.dtype)
-                if layer.bias is not None:
-                    own["bias"] = self._best_bias(G[p], {n: value[p] for n, value in others.items()}, p).to(z.dtype)
+                own |= {} if layer.bias is None else {"bias": bias[p].reshape(layer.output_shape)}
         return found
-
-    def _best_bias(self, G: Tensor, others: dict[str, Tensor], p: int) -> Tensor:
-        """What makes the weighted mean of the residuals zero."""
-        assert self.V is not None
-        layer = self.behind.layer
-        values = {f"layer.{name}": value for name, value in others.items()}
-        if self.theta is not None:
-            values["layer.dropout.theta"] = self.theta[p]
-        mean_z = functional_call(_MeanFeatures(layer), values, (G, self.weights[p].double()))
-        mean_y = torch.einsum("n,nmo->mo", self.weights[p].double(), self.y)
-        return (mean_y - mean_z @ self.V[p]).reshape(layer.output_shape)
-
-
-class _MeanFeatures(nn.Module):
-    """The weighted mean of the random features that the output parameter multiplies, (M, K)."""
-
-    def __init__(self, layer: TensorRegression) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, G: Tensor, weights: Tensor) -> Tensor:
-        projected = self.layer.finish_projection(G).double()
-        return torch.einsum(
-            "n,nmk->mk", weights, self.layer.output_features(projected, self.layer.mask_moments(projected))[0]
-        )
