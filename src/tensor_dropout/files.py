@@ -144,8 +144,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
                 if dropout is not None:
                     dropout.dropped_axes(found[name]._ranks, found[name].mode_numbers)
             thetas = {name: check_theta(each["theta"]) for name, each in layers.items() if "theta" in each}
-        _fill(target, _read_weights(target, dropouts, path), path)
-        _set_dropouts(found, dropouts, exchange)
+        with _centered_alike(layers, found):
+            _fill(target, _read_weights(target, dropouts, path), path)
+            _set_dropouts(found, dropouts, exchange)
     for name, theta in thetas.items():  # plain dropout on the weight has no module that holds it
         found[name].theta = theta  # type: ignore[assignment]
     return model
@@ -254,9 +255,10 @@ def _describe_net(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _shapes(model: nn.Module, heads: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """The shape of each tensor outside the heads."""
+    """The shape of each tensor outside the heads; the centers of layers are in their own configs."""
+    left_out = {*heads, *(f"{name}.center" for name in _layers_by_every_name(model))}
     state = model.state_dict().items()
-    return {name: tuple(tensor.shape) for name, tensor in state if not _is_inside(name, heads)}
+    return {name: tuple(tensor.shape) for name, tensor in state if not _is_inside(name, left_out)}
 
 
 def _parts(model: nn.Module, heads: Collection[str]) -> dict[str, tuple[type, Any]]:
@@ -382,6 +384,23 @@ def _set_dropouts(
             layer.dropout = dropout
 
 
+@contextmanager
+def _centered_alike(layers: dict[str, Any], found: dict[str, TensorRegression]) -> Iterator[None]:
+    """Give a center to the layers that have one in the file, and take it from the others; undone if the block fails."""
+    before = {layer: layer.center for layer in found.values()}
+    try:
+        for name, layer in found.items():
+            if not layers[name].get("center", False):
+                layer.set_center(None)
+            elif layer.center is None:
+                layer.set_center(torch.zeros(layer.input_shape[:1]))
+        yield
+    except BaseException:
+        for layer, center in before.items():
+            layer.center = center
+        raise
+
+
 def _describe(layers: Collection[str]) -> str:
     return "a bare layer" if set(layers) == {""} else f"tensor regression layers at {sorted(layers)}"
 
@@ -426,12 +445,14 @@ def _read_weights(
 def _theta_keys(model: nn.Module) -> dict[str, str]:
     """The tensor regression layer by each key that a state dict may have for its θ: one for each of its names."""
     names = {layer: name for name, layer in tensor_layers(model).items()}
+    layers = _layers_by_every_name(model).items()
+    return {f"{name}.dropout.theta".removeprefix("."): names[layer] for name, layer in layers}
+
+
+def _layers_by_every_name(model: nn.Module) -> dict[str, TensorRegression]:
+    """The tensor regression layers of a model; one that is registered under several names is there under each."""
     modules = model.named_modules(remove_duplicate=False)
-    return {
-        f"{name}.dropout.theta".removeprefix("."): names[module]
-        for name, module in modules
-        if isinstance(module, TensorRegression)
-    }
+    return {name: module for name, module in modules if isinstance(module, TensorRegression)}
 
 
 def _span(tensor: Tensor) -> tuple[torch.device, int, int]:

@@ -70,7 +70,8 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
     """Mean and "variance" as the paper prints them: an approximation (``docs/explanation/theory.md``).
 
     CP: ``θ⟨W,x⟩`` and ``θ(1-θ)⟨⟦U0²,..,UN²⟧, x²⟩``. Tucker: ``θ^N⟨W,x⟩`` and
-    ``θ^N(1-θ^N)⟨G² ×_0 U0² … ×_N UN², x²⟩`` with N one less than the number of dropped modes, as printed.
+    ``θ^N(1-θ^N)⟨G² ×_0 U0² … ×_N UN², x²⟩`` with N one less than the number of dropped modes, as printed. Here x is
+    what meets the weight: the features minus the layer's center.
     """
     dropout = layer.dropout
     exponent = layer.printed_exponent
@@ -90,6 +91,7 @@ def printed_moments(layer: TensorRegression, x: Tensor) -> Moments:
             f"expected_mse: the paper's regularizer is printed for masks on all modes, got modes={dropout.modes!r} "
             f"with rank {layer.rank}; use modes='all', or regularizer='exact'"
         )
+    x = layer._centered(x)
     keep = precise(dropout.theta) ** exponent  # 0-d: it does not promote the products below
     mean = keep * contract(x, layer.operands(), [], layer._plan)
     squares = contract(x.square(), [operand.square() for operand in layer.operands()], [], layer._plan)

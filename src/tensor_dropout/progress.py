@@ -23,12 +23,13 @@ class Advance:
 
 
 @contextmanager
-def show_progress(description: str, total: int) -> Iterator[Advance]:
+def show_progress(description: str, total: int, *, shown: bool = True) -> Iterator[Advance]:
     """Show a bar on stderr, which is removed at the end of the block.
 
     Args:
         description: the text beside the bar.
         total: the number of steps.
+        shown: False shows none.
 
     Yields:
         A function that moves the bar forward by a number of steps.
@@ -38,6 +39,9 @@ def show_progress(description: str, total: int) -> Iterator[Advance]:
         ...     for rank in (1, 2):
         ...         advance(1)
     """
+    if not shown:
+        yield Advance(lambda steps: None, lambda description: None)
+        return
     try:
         from rich.console import Console
         from rich.progress import Progress

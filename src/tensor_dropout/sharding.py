@@ -84,6 +84,9 @@ class OutputParallel(ParallelStyle):
             owner, _, last = name.rpartition(".")
             sharded = nn.Parameter(part, requires_grad=parameter.requires_grad)
             module.get_submodule(owner).register_parameter(last, sharded)
+        if module.center is not None:  # as the parameters: that of the first process
+            center = distribute_tensor(module.center, device_mesh, [Replicate()], src_data_rank=self.src_data_rank)
+            module.center = center.to_local()
         module.__class__ = kind  # in place, as fully_shard does: the model keeps its head
         assert isinstance(module, ShardedRegression)
         module._mesh, module._layout = device_mesh, self.input_layouts
@@ -124,7 +127,7 @@ class ShardedRegression(TensorRegression):
             name: each.redistribute(placements=[Replicate()]).to_local(grad_placements=[gradient])
             for name, each in parameters.items()
         }
-        h = self._trunk[0].project(x, self._common(masks), operands)  # (B, R)
+        h = self._trunk[0].project(self._centered(x), self._common(masks), operands)  # (B, R)
         # All samples on every process; what comes back is the part of the gradient due to a process's own classes.
         gathered = DTensor.from_local(h, self._mesh, [self._layout], run_check=False)
         h = gathered.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from tensor_dropout.fitting.lbfgs import minimize
 from tensor_dropout.fitting.objective import ExpectedLoss, Projection, Task
-from tensor_dropout.fitting.statistics import Axes, Scale, channel_scale, principal_axes, target_scale, to_axes
+from tensor_dropout.fitting.statistics import (
+    Axes,
+    Scale,
+    channel_scale,
+    identity_axes,
+    pad_axes,
+    principal_axes,
+    target_scale,
+    to_axes,
+)
 from tensor_dropout.layers.regression import TensorRegression
 
 MAX_ITER = 150
@@ -39,7 +48,7 @@ class Prepared:
     """Features and targets as the solver wants them; made once, used for any number of settings.
 
     Args:
-        x: (n, C, *space), of the working precision.
+        x: (n, C, *space); half precision and memory-mapped features are converted block by block.
         y: (n, *output_shape), NaN where missing; for classification class probabilities (n, O).
         weights: (n,), not negative; None for equal ones.
         task: "regression" or "classification".
@@ -48,7 +57,9 @@ class Prepared:
     def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None, task: Task) -> None:
         n = len(x)
         self.task: Task = task
-        self.weights = x.new_full((n,), 1 / n) if weights is None else weights.to(x) / weights.sum()
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        equal = torch.full((n,), 1 / n, dtype=dtype, device=x.device)
+        self.weights = equal if weights is None else (weights / weights.sum()).to(equal)
         flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)
         self.scale: Scale = channel_scale(flat, self.weights)
         self.axes: Axes | None = principal_axes(flat, self.scale, self.weights)
@@ -67,6 +78,7 @@ def fit(
     max_iter: int = MAX_ITER,
     tol: float = TOL,
     seed: int | None = None,
+    eliminate: bool = True,
     report: Callable[[int, float], None] | None = None,
 ) -> tuple[Fit, Tensor]:
     """Minimize ``expected loss + α Σ ‖factors‖²`` and fill the layer, so that it takes features as they came.
@@ -79,6 +91,7 @@ def fit(
         max_iter: the most iterations.
         tol: the relative decrease over ten iterations at which the fit ends.
         seed: of the start; None takes torch's generator.
+        eliminate: solve for the output parameter where that is possible, instead of searching it.
         report: called after each iteration with its number and the objective.
 
     Returns:
@@ -89,12 +102,13 @@ def fit(
     loss = ExpectedLoss(
         layer,
         prepared.projection,
-        prepared.y,
+        prepared.y.unsqueeze(0),
         prepared.weights.unsqueeze(0),
         torch.tensor([alpha], dtype=torch.float64, device=device),
         theta,
         None if prepared.axes is None else prepared.axes.stretch.unsqueeze(0),
         prepared.task,
+        eliminate,
     )
     if start is None:
         start = draw_start(layer, loss, [prepared.axes], [prepared.scale], [seed])
@@ -103,6 +117,128 @@ def fit(
     fill(layer, loss.parameters(ended.z)[0], prepared.scale, prepared.axes, prepared.target)
     result = Fit(ended.curve[:, 0].tolist(), int(ended.n_iter[0]), bool(ended.converged[0]), ended.interrupted)
     return result, ended.z
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One problem of :func:`fit_many`: which samples it sees, and its two numbers."""
+
+    weights: Tensor
+    theta: float
+    alpha: float
+    seed: int
+
+
+def fit_many(
+    layer: TensorRegression,
+    x: Tensor,
+    y: Tensor,
+    settings: list[Setting],
+    task: Task,
+    *,
+    max_iter: int = MAX_ITER,
+    tol: float = TOL,
+    eliminate: bool = True,
+    report: Callable[[int], None] | None = None,
+) -> list[tuple[TensorRegression, Fit]]:
+    """Many fits of one format and rank in one program that reads the features once: for a GPU.
+
+    Each problem has its own samples, standardization, θ and α. As many run side by side as memory holds.
+
+    Args:
+        layer: with a dropout, also for θ = 1; it is copied for every problem.
+        x: (n, C, *space), on the GPU.
+        y: (n, *output_shape).
+        settings: the problems; those of equal ``weights`` (the same object) share a standardization.
+        task: "regression" or "classification".
+        max_iter: the most iterations.
+        tol: as in :func:`fit`.
+        eliminate: as in :func:`fit`.
+        report: called with the number of problems that were finished.
+
+    Returns:
+        A filled layer and how its fit ended, for each problem.
+    """
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    flat = (x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)).to(dtype)
+    features = flat.movedim(1, 0).contiguous()  # (C, n, S)
+    known: dict[int, tuple[Scale, Axes, Scale | None]] = {}
+    for setting in settings:
+        if id(setting.weights) not in known:
+            weights = setting.weights.to(flat)
+            scale = channel_scale(flat, weights)
+            axes = principal_axes(flat, scale, weights) or identity_axes(scale)
+            known[id(setting.weights)] = (scale, axes, target_scale(y, weights) if task == "regression" else None)
+    done: list[tuple[TensorRegression, Fit]] = []
+    side_by_side = _side_by_side(layer, features, x.device)
+    for start in range(0, len(settings), side_by_side):
+        group = settings[start : start + side_by_side]
+        done += _fit_group(layer, features, x.shape[2:], y.to(dtype), group, known, task, max_iter, tol, eliminate)
+        if report is not None:
+            report(len(group))
+    return done
+
+
+def _side_by_side(layer: TensorRegression, features: Tensor, device: torch.device) -> int:
+    """How many problems fit into half of the free memory."""
+    if device.type != "cuda":
+        return 64
+    name, axis = layer.channel_parameter
+    parameter = layer.get_parameter(name)
+    projected = parameter.numel() // parameter.shape[axis] * features[0].numel()
+    searched = sum(each.numel() for each in layer.parameters())
+    per_problem = features.element_size() * (8 * projected + 40 * searched)
+    return max(1, int(torch.cuda.mem_get_info(device)[0] / 2 / per_problem))
+
+
+def _fit_group(
+    layer: TensorRegression,
+    features: Tensor,
+    space: tuple[int, ...],
+    y: Tensor,
+    group: list[Setting],
+    known: dict[int, tuple[Scale, Axes, Scale | None]],
+    task: Task,
+    max_iter: int,
+    tol: float,
+    eliminate: bool,
+) -> list[tuple[TensorRegression, Fit]]:
+    own = [known[id(setting.weights)] for setting in group]
+    r = max(axes.stretch.numel() for _, axes, _ in own)
+    axes: list[Axes] = [pad_axes(each, r) for _, each, _ in own]
+    projection = Projection(
+        features.view(*features.shape[:2], *space),
+        torch.stack([each.basis for each in axes]),
+        torch.stack([scale.mean for scale, _, _ in own]),
+    )
+    targets = y.unsqueeze(0)
+    if task == "regression":
+        targets = torch.stack([(y - target.mean) / target.std for _, _, target in own if target is not None])
+    as_column = lambda values: torch.tensor(values, dtype=torch.float64, device=y.device)  # noqa: E731
+    loss = ExpectedLoss(
+        layer,
+        projection,
+        targets,
+        torch.stack([setting.weights.to(features) for setting in group]),
+        as_column([setting.alpha for setting in group]),
+        as_column([setting.theta for setting in group]).float(),
+        torch.stack([each.stretch for each in axes]),
+        task,
+        eliminate,
+    )
+    start = draw_start(layer, loss, list(axes), [scale for scale, _, _ in own], [setting.seed for setting in group])
+    ended = minimize(loss, start, max_iter=max_iter, tol=tol)
+    if ended.interrupted:
+        raise KeyboardInterrupt
+    fits = []
+    for p, found in enumerate(loss.parameters(ended.z)):
+        filled = copy.deepcopy(layer)
+        fill(filled, found, own[p][0], None, own[p][2], folded=True)
+        if filled.dropout is not None:
+            filled.dropout.theta.fill_(group[p].theta)
+        curve = ended.curve[: int(ended.n_iter[p]) + 1, p].tolist()
+        fits.append((filled, Fit(curve, int(ended.n_iter[p]), bool(ended.converged[p]), False)))
+    return fits
 
 
 def draw_start(
@@ -134,18 +270,27 @@ def draw_start(
 
 @torch.no_grad()
 def fill(
-    layer: TensorRegression, found: dict[str, Tensor], scale: Scale, axes: Axes | None, target: Scale | None
+    layer: TensorRegression,
+    found: dict[str, Tensor],
+    scale: Scale,
+    axes: Axes | None,
+    target: Scale | None,
+    *,
+    folded: bool = False,
 ) -> None:
-    """Write what was found for standardized data into a layer that takes and gives data as they came."""
+    """Write what was found for standardized data into a layer that takes and gives data as they came.
+
+    ``folded``: the channels' parameter is one of centred features already.
+    """
     channels, channel_axis = layer.channel_parameter
     found = dict(found)
     across = [-1 if n == channel_axis else 1 for n in range(layer.get_parameter(channels).ndim)]
-    if axes is None:
-        found[channels] = found[channels] / scale.std.view(across)
-    else:
+    if axes is not None:
         found[channels] = torch.tensordot(axes.basis, found[channels], dims=([1], [channel_axis])).movedim(
             0, channel_axis
         )
+    elif not folded:
+        found[channels] = found[channels] / scale.std.view(across)
     for name, parameter in layer.named_parameters():
         parameter.copy_(found[name])
     layer.set_center(scale.mean)

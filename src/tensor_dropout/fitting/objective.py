@@ -110,7 +110,8 @@ class ExpectedLoss:
     Args:
         layer: says the format, the shapes and the law; its parameters are not used.
         projection: the features.
-        y: targets (n, *output_shape), scaled, NaN where missing; class probabilities for classification.
+        y: targets (P, n, *output_shape) or (1, n, *output_shape) for all alike, scaled, NaN where missing; class
+            probabilities for classification.
         weights: (P, n), each row sums to 1; 0 for a sample that a problem does not see.
         alpha: (P,), the weight of the squared norms.
         theta: (P,), the keep probabilities; None for a layer without dropout.
@@ -140,14 +141,14 @@ class ExpectedLoss:
         self.behind = Behind(layer, task, self.eliminate)
         self.weights = weights
         if self.eliminate:
-            self.y = y.reshape(len(y), -1, layer.output_shape[-1]).double()
-            self.mean_y = torch.einsum("pn,nmo->pmo", weights.double(), self.y)
-            self.variance_y = torch.einsum("pn,nmo->p", weights.double(), self.y.square())
+            self.y = y.reshape(*y.shape[:2], -1, layer.output_shape[-1]).double().expand(len(weights), -1, -1, -1)
+            self.mean_y = torch.einsum("pn,pnmo->pmo", weights.double(), self.y)
+            self.variance_y = torch.einsum("pn,pnmo->p", weights.double(), self.y.square())
             self.variance_y = self.variance_y - self.mean_y.square().sum((1, 2))
         else:
-            self.y = y.flatten(1).nan_to_num()
+            self.y = y.flatten(2).nan_to_num().expand(len(weights), -1, -1)
             if task == "regression":
-                known = weights[:, :, None] * ~y.flatten(1).isnan()
+                known = weights[:, :, None] * ~y.flatten(2).isnan()
                 self.weights = known / known.sum((1, 2), keepdim=True)
         self.first, channel_axis = layer.channel_parameter
         first = layer.get_parameter(self.first)
@@ -248,18 +249,18 @@ class ExpectedLoss:
     def _run(self, G: Tensor, others: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """The layer behind the projection, for every problem."""
 
-        def one(G: Tensor, others: dict[str, Tensor], weights: Tensor, theta: Tensor | None) -> Any:
+        def one(G: Tensor, others: dict[str, Tensor], y: Tensor, weights: Tensor, theta: Tensor | None) -> Any:
             values = {f"layer.{name}": value for name, value in others.items()}
             if theta is not None:
                 values["layer.dropout.theta"] = theta
-            return functional_call(self.behind, values, (G, self.y, weights))
+            return functional_call(self.behind, values, (G, y, weights))
 
         if len(G) == 1:
             only = {name: value[0] for name, value in others.items()}
-            made = one(G[0], only, self.weights[0], None if self.theta is None else self.theta[0])
+            made = one(G[0], only, self.y[0], self.weights[0], None if self.theta is None else self.theta[0])
             return tuple(part.unsqueeze(0) for part in made)
         theta_axis = None if self.theta is None else 0
-        return tuple(vmap(one, in_dims=(0, 0, 0, theta_axis))(G, others, self.weights, self.theta))
+        return tuple(vmap(one, in_dims=(0, 0, 0, 0, theta_axis))(G, others, self.y, self.weights, self.theta))
 
     def _value(self, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The loss that follows from the sums, without ``α Σ ‖·‖²`` of what is searched, and its derivatives.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -33,14 +34,13 @@ def channel_scale(x: Tensor, weights: Tensor) -> Scale:
         x: (n, C, S).
         weights: (n,), that sum to 1.
     """
-    first, second = (x.new_zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
-    for rows, share in zip(_blocks(x), _blocks(x, weights), strict=True):
-        share = share.double()
+    first, second = (weights.new_zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
+    for rows, share in zip(_blocks(x, weights), weights.double().split(_rows(x)), strict=True):
         means = rows.mean(-1).double()  # (b, C)
         first += share @ means
         second += share @ rows.var(-1, unbiased=False).double() + share @ means.square()
     std = (second - first.square()).clamp(min=0).sqrt()
-    return Scale(first.to(x.dtype), floored(std).to(x.dtype))
+    return Scale(first.to(weights), floored(std).to(weights))
 
 
 def target_scale(y: Tensor, weights: Tensor) -> Scale:
@@ -95,15 +95,15 @@ def principal_axes(x: Tensor, scale: Scale, weights: Tensor) -> Axes | None:
     if min(C, n * S) > LARGEST_AXES or C == 1:
         return None
     if n * S < C:
-        z = ((x - scale.mean[:, None]) / scale.std[:, None]) * weights.sqrt()[:, None, None] * S**-0.5
+        z = ((x.to(weights) - scale.mean[:, None]) / scale.std[:, None]) * weights.sqrt()[:, None, None] * S**-0.5
         z = z.movedim(1, 0).flatten(1)  # (C, n S)
         spectrum, vectors = torch.linalg.eigh(z.mT @ z)
         kept = spectrum > NEGLIGIBLE * spectrum[-1]
         spectrum, axes = spectrum[kept], z @ (vectors[:, kept] * spectrum[kept].rsqrt())
         total = float(spectrum.sum()) / C
     else:
-        covariance = x.new_zeros(C, C)
-        for rows, share in zip(_blocks(x), _blocks(x, weights), strict=True):
+        covariance = weights.new_zeros(C, C)
+        for rows, share in zip(_blocks(x, weights), weights.split(_rows(x)), strict=True):
             z = ((rows - scale.mean[:, None]) / scale.std[:, None]) * share.sqrt()[:, None, None]
             z = z.movedim(1, 0).flatten(1)
             covariance.addmm_(z, z.mT, alpha=1 / S)
@@ -115,12 +115,25 @@ def principal_axes(x: Tensor, scale: Scale, weights: Tensor) -> Axes | None:
     return Axes(axes * stretch / scale.std[:, None], stretch)
 
 
+def identity_axes(scale: Scale) -> Axes:
+    """The channels themselves, standardized."""
+    return Axes(torch.diag(1 / scale.std), torch.ones_like(scale.std))
+
+
+def pad_axes(axes: Axes, r: int) -> Axes:
+    """The same with r axes, those that were added of length 0."""
+    more = r - axes.stretch.numel()
+    return Axes(
+        torch.nn.functional.pad(axes.basis, (0, more)), torch.nn.functional.pad(axes.stretch, (0, more), value=1.0)
+    )
+
+
 def to_axes(x: Tensor, scale: Scale, axes: Axes | None) -> Tensor:
     """Standardized features in their coordinates, one after the other: (n, C, S) -> (r, n, S)."""
     r = x.shape[1] if axes is None else axes.basis.shape[1]
-    turned = x.new_empty(r, len(x), x.shape[2])
+    turned = scale.mean.new_empty(r, len(x), x.shape[2])
     start = 0
-    for rows in _blocks(x):
+    for rows in _blocks(x, scale.mean):
         centred = (rows - scale.mean[:, None]).movedim(1, 0)  # (C, b, S)
         here = turned[:, start : start + len(rows)]
         if axes is None:
@@ -131,7 +144,11 @@ def to_axes(x: Tensor, scale: Scale, axes: Axes | None) -> Tensor:
     return turned
 
 
-def _blocks(x: Tensor, like_rows: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The rows of x, or of something with as many rows, a few at a time."""
-    rows = max(1, BLOCK // max(1, x[0].numel()))
-    return (x if like_rows is None else like_rows).split(rows)
+def _rows(x: Tensor) -> int:
+    """How many samples are copied at once."""
+    return max(1, BLOCK // max(1, x[0].numel()))
+
+
+def _blocks(x: Tensor, like: Tensor) -> Iterator[Tensor]:
+    """The samples, a few at a time, in the dtype of another tensor."""
+    return (rows.to(like.dtype) for rows in x.split(_rows(x)))

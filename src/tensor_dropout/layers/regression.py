@@ -51,8 +51,8 @@ class TensorRegression(nn.Module, ABC):
 
     bias: nn.Parameter | None
     center: Tensor | None
-    """What is subtracted from each channel of x first, (I_0,); None for nothing. Folded into the bias it would leave the
-    mean output as it is and change what the masks do to it."""
+    """What is subtracted from each channel of x first, (I_0,); None for nothing. Folded into the bias it would leave
+    the mean output as it is and change what the masks do to it."""
     _kernel: Literal["tucker", "cp"] | None = None
     """The fused head that computes this format on a GPU."""
     channel_parameter: ClassVar[tuple[str, int]] = ("factors.0", 0)
@@ -397,7 +397,10 @@ class TensorRegression(nn.Module, ABC):
         return sampled_moments(draws, len(self.output_shape), covariance=covariance)
 
     def dense_weight(self) -> Tensor:
-        """The weight at test time, of shape (*input_shape, *output_shape): for tests and export, not for speed."""
+        """The weight at test time, of shape (*input_shape, *output_shape): for tests and export, not for speed.
+
+        It is the weight alone: the layer computes ``⟨x - center, W⟩ + b``.
+        """
         inputs, indices, outputs, ranks = self._indices()
         masks = self.mean_masks()
         for axis, mask in enumerate(masks):
@@ -461,8 +464,8 @@ class TensorRegression(nn.Module, ABC):
             )
 
     def config(self) -> dict[str, Any]:
-        """The arguments that make an equal layer, as JSON types."""
-        return {
+        """The arguments that make an equal layer, as JSON types; "center" only says that there is one."""
+        config = {
             "type": type(self).__name__,
             "input_shape": list(self.input_shape),
             "output_shape": list(self.output_shape),
@@ -471,9 +474,13 @@ class TensorRegression(nn.Module, ABC):
             "init": self.init,
             "dropout": None if self.dropout is None else self.dropout.config(),
         }
+        return config if self.center is None else {**config, "center": True}
 
     def with_rank(self, ranks: tuple[int, ...]) -> TensorRegression:
-        """A layer that differs in its rank alone; its parameters are not filled, its dropout is this one, as it is."""
+        """A layer that differs in its rank alone; its parameters are not filled.
+
+        Its dropout is this one, as it is, and its center is equal to this one.
+        """
         like = next(self.parameters())
         with unwarned():
             layer = type(self)(
@@ -487,10 +494,21 @@ class TensorRegression(nn.Module, ABC):
                 dtype=like.dtype,
             )
         layer = layer.to_empty(device=like.device)
+        layer.set_center(self.center)
         for module in layer.modules():
             if module is not self.dropout:  # which may be at rest on its own
                 module.training = self.training
         return layer
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # A state dict with a center gives one to a layer without; torch itself names one that is missing.
+        found = state_dict.get(prefix + "center")
+        gains = self.center is None and found is not None
+        if gains:
+            self.set_center(torch.zeros(self.input_shape[:1]))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+        if gains and getattr(found, "shape", None) != self.input_shape[:1]:  # torch has said so
+            self.set_center(None)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy made inside fixed_masks would never leave the block.

@@ -27,7 +27,7 @@ def merge_(model: nn.Module, *, optimizer: torch.optim.Optimizer | None = None) 
 
     Where the weight is constant over the spatial modes (a converted pooled head, not trained on), the pooling and the
     linear layer come back as they were; else a linear layer on the flattened map. What is left needs nothing of this
-    library; the dropout is gone.
+    library; the dropout is gone, and a center is in the bias.
 
     Args:
         model: a network that contains tensor regressions.
@@ -143,7 +143,8 @@ def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]
     like = next(regression.parameters())
     outputs = prod(regression.output_shape)
     rows = weight.reshape(-1, outputs).T
-    options = {"bias": regression.bias is not None, "device": "meta", "dtype": like.dtype}
+    bias = _centered_bias(regression)
+    options = {"bias": bias is not None, "device": "meta", "dtype": like.dtype}
     plain: nn.Module
     if kernel:
         plain = CONVOLUTIONS[len(kernel)](rows.shape[1] // prod(kernel), outputs, kernel, **options)  # type: ignore[arg-type]
@@ -153,13 +154,22 @@ def _plain(regression: TensorRegression, weight: Tensor, kernel: tuple[int, ...]
     plain.get_parameter("weight").copy_(rows.reshape(plain.get_parameter("weight").shape))
     factors = (parameter for parameter in regression.parameters() if parameter is not regression.bias)
     plain.get_parameter("weight").requires_grad_(any(factor.requires_grad for factor in factors))
-    if regression.bias is not None:
-        if regression.bias.ndim == 1:
-            plain.register_parameter("bias", regression.bias)  # the same parameter: an optimizer keeps its state
-        else:
-            plain.get_parameter("bias").copy_(regression.bias.flatten())
-            plain.get_parameter("bias").requires_grad_(regression.bias.requires_grad)
+    if bias is not None and regression.center is None and bias.ndim == 1:
+        plain.register_parameter("bias", regression.bias)  # the same parameter: an optimizer keeps its state
+    elif bias is not None:
+        plain.get_parameter("bias").copy_(bias.flatten())
+        trained = plain.get_parameter("weight") if regression.bias is None else regression.bias
+        plain.get_parameter("bias").requires_grad_(trained.requires_grad)
     return plain
+
+
+def _centered_bias(regression: TensorRegression) -> Tensor | None:
+    """``b - ⟨center, W⟩``, in float64; without a center the bias itself."""
+    if regression.center is None:
+        return regression.bias
+    summed = averaged_weight(regression)  # (C, *output_shape)
+    shift = torch.tensordot(regression.center.to(summed), summed, dims=1)
+    return -shift if regression.bias is None else regression.bias.to(shift) - shift
 
 
 def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: str, *, pooled: bool) -> Replacement:
@@ -168,6 +178,7 @@ def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: s
     merged = next(p for p in plain.parameters() if p.ndim > 1).detach().flatten(1).T.to(matrix)
     norm = matrix.norm()
     notes = ["the tensor dropout is gone: the mean weight is left"] if regression.dropped_axes else []
+    notes += ["the center is in the bias"] if regression.center is not None else []
     if kind == "flatten" and pooled:
         grid = "×".join(map(str, regression.input_shape[1:]))
         notes.append(
@@ -189,12 +200,18 @@ def _describe(name: str, regression: TensorRegression, plain: nn.Module, kind: s
     )
 
 
-def _patch(optimizer: torch.optim.Optimizer, name: str, old: nn.Module, new: nn.Module, where: str) -> None:
+def _patch(optimizer: torch.optim.Optimizer, name: str, old: TensorRegression, new: nn.Module, where: str) -> None:
     kept = set(old.parameters()) & set(new.parameters())
-    gone = [parameter for parameter in old.parameters() if parameter not in kept]
+    bias = None if old.bias is None or old.bias in kept else old.bias
+    gone = [parameter for parameter in old.parameters() if parameter not in kept and parameter is not bias]
     fresh = [(f"{name}.{inner}", parameter) for inner, parameter in new.named_parameters() if parameter not in kept]
     stayed = [(f"{name}.{inner}", parameter) for inner, parameter in new.named_parameters() if parameter in kept]
-    exchange_parameters(optimizer, gone, fresh, where, stayed)
+    biases = [] if bias is None else [(name, parameter) for name, parameter in fresh if parameter.ndim == 1]
+    weights = [(name, parameter) for name, parameter in fresh if bias is None or parameter.ndim > 1]
+    exchange_parameters(optimizer, gone, weights, where, stayed)
+    held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if bias is not None and (bias.requires_grad or bias in held):  # a frozen one need not be in the optimizer
+        exchange_parameters(optimizer, [bias], biases, where)
 
 
 def truncate_(

@@ -1,0 +1,248 @@
+"""What the estimators share: from checked data to a fitted module, and from features to predictions."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.fitting.fit import Fit, Prepared, fit
+from tensor_dropout.layers.moments import Moments
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.progress import show_progress
+from tensor_dropout.sklearn.defaults import build_layer, check_number, is_matrix_of_rank_one
+from tensor_dropout.sklearn.inputs import check_features
+from tensor_dropout.sklearn.ridge import RidgePath
+
+PREDICTED_AT_ONCE = 2**26
+"""How many numbers of the features are predicted in one go."""
+
+
+class MoveChannels(nn.Module):
+    """Brings the channels of a sample to the front, where a tensor regression expects them.
+
+    Args:
+        axis: where they are in the batch.
+    """
+
+    def __init__(self, axis: int) -> None:
+        super().__init__()
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Move them."""
+        return x.movedim(self.axis, 1)
+
+
+class TensorEstimator(BaseEstimator):
+    """Settings, fitting and prediction of all estimators; not used directly."""
+
+    layer_: nn.Module
+    input_shape_: tuple[int, ...]
+
+    # The settings.
+
+    def _check_settings(self) -> None:
+        name = type(self).__name__
+        check_number(name, "max_iter", self.max_iter, 1, float("inf"), kind="int")
+        check_number(name, "tol", self.tol, 0, float("inf"), kind="float")
+        if self.solver not in ("auto", "lbfgs"):
+            raise TensorDropoutError(
+                f"{name}: solver is 'auto' (the output factor is solved for where that is possible) or 'lbfgs' (all "
+                f"parameters are searched), got {self.solver!r}"
+            )
+        axis = self.channel_axis
+        if isinstance(axis, bool) or not isinstance(axis, int) or axis == 0:
+            raise TensorDropoutError(
+                f"{name}: channel_axis is the axis of X that holds the channels, an integer that is not 0, got {axis!r}"
+            )
+
+    def _check_theta_alpha(self) -> None:
+        name = type(self).__name__
+        check_number(name, "theta", self.theta, 1e-6, 1, kind="float")
+        check_number(name, "alpha", self.alpha, 0, float("inf"), kind="float")
+
+    def _device(self, X: Any) -> torch.device:
+        if self.device is not None:
+            try:
+                device = torch.device(self.device)
+                torch.empty(0, device=device)
+                return device
+            except (RuntimeError, AssertionError) as error:
+                raise TensorDropoutError(
+                    f"{type(self).__name__}: device={self.device!r} cannot be used here ({str(error).splitlines()[0]})"
+                ) from error
+        return X.device if isinstance(X, Tensor) else torch.device("cpu")
+
+    def _channels_first(self, x: Tensor) -> Tensor:
+        axis = self.channel_axis
+        if not -x.ndim < axis < x.ndim:
+            raise TensorDropoutError(
+                f"{type(self).__name__}: channel_axis={axis}, but X has the axes 0 to {x.ndim - 1}: {tuple(x.shape)}"
+            )
+        return x if axis % x.ndim == 1 else x.movedim(axis, 1)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+    # Fitting.
+
+    def _features(self, X: Any, *, fitting: bool) -> Tensor:
+        """X checked, on the device, channels first; memory-mapped or half-precision data are copied by blocks later."""
+        x = check_features(self, X, fitting=fitting)
+        return self._channels_first(x.to(self._device(X)))
+
+    def _fit_module(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], task: Any, seed: int
+    ) -> tuple[nn.Module, Fit | None]:
+        """One fit at given settings: the module that takes features as they came, channels first."""
+        output_shape = tuple(y.shape[1:])
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+        complete = task == "regression" and not bool(y.isnan().any())
+        if complete and is_matrix_of_rank_one(tuple(x.shape[1:]), output_shape):
+            return ridge_of_rank_one(x.to(dtype), y.to(dtype), weights, settings["alpha"]), None
+        layer = build_layer(
+            settings["factorization"],
+            tuple(x.shape[1:]),
+            output_shape,
+            settings["rank"],
+            settings["theta"],
+            self.modes,
+            self.law,
+            device=x.device,
+            dtype=dtype,
+        )
+        prepared = Prepared(x, y.to(dtype), weights, task)
+        with show_progress(type(self).__name__, self.max_iter, shown=bool(self.verbose)) as advance:
+            ended, _ = fit(
+                layer,
+                prepared,
+                alpha=settings["alpha"],
+                max_iter=self.max_iter,
+                tol=self.tol,
+                seed=seed,
+                eliminate=self.solver == "auto",
+                report=lambda iteration, loss: advance(1),
+            )
+        return layer.eval(), ended
+
+    def _say_how_it_ended(self, ended: Fit | None) -> None:
+        self.n_iter_ = 1 if ended is None else max(1, ended.n_iter)
+        self.loss_curve_ = [] if ended is None else ended.loss_curve
+        if ended is None or ended.converged:
+            return
+        if ended.interrupted:
+            text = f"interrupted after {ended.n_iter} iterations: the best so far is kept"
+        else:
+            text = (
+                f"not converged after max_iter={self.max_iter} iterations: the loss still falls by more than "
+                f"tol={self.tol:g} of itself in ten iterations; raise max_iter or alpha, or lower theta"
+            )
+        warnings.warn(f"{type(self).__name__}: {text}", ConvergenceWarning, stacklevel=3)
+
+    def _keep(self, module: nn.Module, settings: dict[str, Any], x: Tensor) -> None:
+        """Set what is public after a fit."""
+        axis = self.channel_axis
+        moved = not isinstance(axis, int) or axis % x.ndim != 1
+        self.layer_ = nn.Sequential(MoveChannels(axis), module) if moved else module
+        layer = self._regression()
+        self.method_ = settings.get("method", settings["factorization"] if layer is not None else "ridge")
+        self.rank_ = None if layer is None else layer.rank
+        self.theta_ = None if layer is None else (1.0 if layer.dropout is None else float(settings["theta"]))
+        self.alpha_ = float(settings["alpha"])
+
+    def _regression(self) -> TensorRegression | None:
+        """The tensor regression in ``layer_``; None where ridge won."""
+        return next((module for module in self.layer_.modules() if isinstance(module, TensorRegression)), None)
+
+    # Prediction.
+
+    @torch.no_grad()
+    def _moments(self, X: Any, *, variance: bool) -> tuple[Tensor, Tensor | None]:
+        """Mean output and, if asked, its variance over the masks: (n, *output_shape)."""
+        check_is_fitted(self, "layer_")
+        x = check_features(self, X, fitting=False)
+        like = next(self.layer_.parameters())
+        rows = max(1, PREDICTED_AT_ONCE // max(1, x[0].numel()))
+        parts = [self._moments_of(part.to(like), variance) for part in x.split(rows)]
+        mean = torch.cat([part[0] for part in parts])
+        return mean, torch.cat([part[1] for part in parts]) if variance else None
+
+    def _moments_of(self, x: Tensor, variance: bool) -> tuple[Tensor, Tensor]:
+        layer = self._regression()
+        if not variance or layer is None or layer.dropout is None:
+            mean = self.layer_(x)
+            return mean, torch.zeros_like(mean)
+        moved = x if layer is self.layer_ else MoveChannels(self.channel_axis)(x)
+        moments = layer.moments(moved)
+        assert isinstance(moments, Moments)
+        return moments.mean, moments.variance
+
+    def _like_input(self, values: Tensor, X: Any) -> Any:
+        """A tensor for a tensor, else a NumPy array."""
+        return values.to(X.device) if isinstance(X, Tensor) else values.cpu().numpy()
+
+    # What is public after a fit.
+
+    @property
+    def coef_(self) -> np.ndarray:
+        """The weight W, (*input_shape, *output_shape), of features as they came."""
+        check_is_fitted(self, "layer_")
+        layer = self._regression()
+        if layer is not None:
+            weight = layer.dense_weight().detach()
+            front = len(layer.input_shape)
+        else:
+            weight, front = plain_weight(self.layer_, self._channels_first_shape(), self.output_shape_), 0
+            front = len(self.input_shape_)
+        weight = weight.movedim(0, self._channel_position()) if front > 1 else weight
+        return weight.cpu().numpy()
+
+    @property
+    def intercept_(self) -> np.ndarray:
+        """The bias b, (*output_shape), of features as they came: what is predicted for zeros."""
+        check_is_fitted(self, "layer_")
+        like = next(self.layer_.parameters())
+        with torch.no_grad():
+            at_zero = self.layer_(torch.zeros((1, *self.input_shape_), dtype=like.dtype, device=like.device))
+        return at_zero[0].cpu().numpy()
+
+    def _channel_position(self) -> int:
+        return self.channel_axis % (len(self.input_shape_) + 1) - 1
+
+    def _channels_first_shape(self) -> tuple[int, ...]:
+        sizes = list(self.input_shape_)
+        return (sizes.pop(self._channel_position()), *sizes)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.required = True
+        tags.input_tags.sparse = False
+        return tags
+
+
+def ridge_of_rank_one(x: Tensor, y: Tensor, weights: Tensor | None, alpha: float) -> nn.Module:
+    """Ridge for a vector and a scalar, where there is no rank: ``mean squared error + α ‖w‖²``, standardized."""
+    w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
+    path = RidgePath(x, y.flatten(1), w, "flattened ridge")
+    return path.module(alpha / max(path.size, 1e-30), tuple(y.shape[1:]))
+
+
+def plain_weight(module: nn.Module, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Tensor:
+    """The weight (*input_shape, *output_shape) of ridge as plain layers."""
+    linear = next(each for each in module.modules() if isinstance(each, nn.Linear))
+    weight = linear.weight.detach().mT
+    positions = 1
+    for size in input_shape[1:]:
+        positions *= size
+    if weight.shape[0] == input_shape[0] and positions > 1:  # pooled
+        weight = (weight / positions).repeat_interleave(positions, dim=0)
+    return weight.reshape(*input_shape, *output_shape)

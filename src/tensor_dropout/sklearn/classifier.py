@@ -1,0 +1,173 @@
+"""Tensor regression of the logits, as a classifier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils.class_weight import compute_sample_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import column_or_1d
+from torch import Tensor
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.fitting.fit import MAX_ITER, TOL
+from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.inputs import check_weights
+
+
+class ClassificationMixin(ClassifierMixin):
+    """Prediction and targets of the classifiers."""
+
+    classes_: np.ndarray
+
+    def decision_function(self, X: Any) -> Any:
+        """The mean logits, (n, classes); for two classes the difference, (n,)."""
+        logits, _ = self._moments(X, variance=False)
+        logits = logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
+        return self._like_input(logits, X)
+
+    def predict_proba(self, X: Any) -> Any:
+        """The softmax of the mean logits, (n, classes); where ridge won, its outputs clipped and made to sum to 1."""
+        outputs, _ = self._moments(X, variance=False)
+        return self._like_input(self._probabilities(outputs, self.method_), X)
+
+    @staticmethod
+    def _probabilities(outputs: Tensor, method: str) -> Tensor:
+        if "ridge" not in method:
+            return outputs.softmax(-1)
+        clipped = outputs.clamp(min=1e-6, max=1)
+        return clipped / clipped.sum(-1, keepdim=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each sample."""
+        logits, _ = self._moments(X, variance=False)
+        return self.classes_[logits.argmax(-1).cpu().numpy()]
+
+    def _checked_classes(self, y: Any, n: int) -> np.ndarray:
+        """Class numbers (n,); sets ``classes_``."""
+        name = type(self).__name__
+        if y is None:
+            raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
+        values = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y, warn=True)
+        if len(values) != n:
+            raise TensorDropoutError(
+                f"{name}: Found input variables with inconsistent numbers of samples: X has {n} rows, y has "
+                f"{len(values)}"
+            )
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise TensorDropoutError(f"{name}: Input y contains NaN or infinity; leave those rows out of X and y")
+        check_classification_targets(values)
+        self.classes_, numbers = np.unique(values, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise TensorDropoutError(
+                f"{name}: needs samples of at least 2 classes in y, got one class only: {self.classes_[0]!r}"
+            )
+        self.output_shape_ = (len(self.classes_),)
+        return numbers
+
+    def _weights(self, sample_weight: Any, y: Any, x: Tensor) -> Tensor | None:
+        weights = check_weights(type(self).__name__, sample_weight, x)
+        if self.class_weight is None:
+            return weights
+        values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        balance = torch.from_numpy(compute_sample_weight(self.class_weight, values)).to(x.device)
+        return balance if weights is None else weights * balance
+
+
+def one_hot(numbers: np.ndarray, classes: int, like: Tensor) -> Tensor:
+    """Class probabilities (n, classes)."""
+    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+    return torch.nn.functional.one_hot(torch.from_numpy(numbers), classes).to(like.device, dtype)
+
+
+class TensorClassifier(ClassificationMixin, TensorEstimator):
+    """Tensor regression of the logits, fitted on the second-order expected cross-entropy, without masks.
+
+    See :class:`TensorRegressor` for the settings that they share.
+
+    Args:
+        factorization: the format.
+        rank: "auto", or what the layer takes.
+        theta: the keep probability θ.
+        alpha: the weight of the squared norms of the factors.
+        modes: "auto", or what :class:`td.TensorDropout` takes.
+        law: how masks are drawn.
+        solver: "auto" or "lbfgs"; for classes they are the same.
+        max_iter: the most iterations.
+        tol: the fit ends where the loss falls by less than this share of itself in ten iterations.
+        channel_axis: the axis of X that holds the channels.
+        class_weight: None, "balanced", or weights by class.
+        random_state: of the start.
+        device: where to fit.
+        verbose: show a progress bar on a terminal.
+
+    Attributes:
+        classes_: the classes, in the order of the outputs.
+        layer_: the fitted layer; ``layer_(X)`` are the logits.
+
+    Example:
+        >>> import numpy as np
+        >>> from tensor_dropout.sklearn import TensorClassifier
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(80, 6, 4, 4)).astype("float32")
+        >>> y = np.where(X[:, 0, 0].sum(-1) > X[:, 0, 3].sum(-1), "up", "down")
+        >>> model = TensorClassifier(random_state=0).fit(X[:60], y[:60])
+        >>> model.score(X[60:], y[60:]) > 0.6
+        True
+    """
+
+    def __init__(
+        self,
+        factorization: str = "cp",
+        *,
+        rank: Any = "auto",
+        theta: float = 0.5,
+        alpha: float = 1e-3,
+        modes: Any = "auto",
+        law: Any = "bernoulli",
+        solver: str = "auto",
+        max_iter: int = MAX_ITER,
+        tol: float = TOL,
+        channel_axis: int = 1,
+        class_weight: Any = None,
+        random_state: Any = None,
+        device: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.factorization = factorization
+        self.rank = rank
+        self.theta = theta
+        self.alpha = alpha
+        self.modes = modes
+        self.law = law
+        self.solver = solver
+        self.max_iter = max_iter
+        self.tol = tol
+        self.channel_axis = channel_axis
+        self.class_weight = class_weight
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TensorClassifier:
+        """Fit.
+
+        Args:
+            X: (n, *input_shape), NumPy or torch.
+            y: (n,), class numbers or names.
+            sample_weight: (n,), not negative.
+        """
+        self._check_settings()
+        self._check_theta_alpha()
+        x = self._features(X, fitting=True)
+        numbers = self._checked_classes(y, len(x))
+        weights = self._weights(sample_weight, y, x)
+        settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
+        targets = one_hot(numbers, len(self.classes_), x)
+        module, ended = self._fit_module(x, targets, weights, settings, "classification", self._seed())
+        self._keep(module, settings, x)
+        self._say_how_it_ended(ended)
+        return self

@@ -1,0 +1,100 @@
+"""Settings that need no tuning: which rank and which modes, for features of any shape."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.dropout import TensorDropout
+from tensor_dropout.layers.formats import get_format
+from tensor_dropout.layers.regression import TensorRegression, unwarned
+
+MOST = {"cp": 128, "tucker": 64, "tt": 48, "ring": 12}
+"""The rank of "auto" for each format, cut at the full rank; for other formats the smallest of them."""
+MOST_OUTPUTS = 32
+"""Tucker: the rank of "auto" on output modes."""
+LARGE = 8
+"""A rank axis below this is never masked by "auto": of two outputs or seven positions none can be spared."""
+
+
+def auto_rank(factorization: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Any:
+    """The rank of ``rank="auto"``: generous, since θ and α choose the effective one."""
+    layer, most = get_format(factorization).layer, MOST.get(factorization, min(MOST.values()))
+    largest = list(layer.largest_ranks(input_shape + output_shape))
+    ranks = [min(most, each) for each in largest]
+    if factorization == "tucker":
+        for n in range(len(input_shape), len(ranks)):
+            ranks[n] = min(ranks[n], MOST_OUTPUTS)
+    return tuple(ranks) if len(ranks) > 1 else ranks[0]
+
+
+def auto_modes(layer: TensorRegression) -> Any:
+    """The modes of ``modes="auto"``: CP has one mask; else the largest rank axis of the inputs, if it is large.
+
+    In a feature map that is the axis of the channels; spatial ranks and ranks of the outputs are few.
+    """
+    if not layer.mode_numbers:
+        return "all"
+    ranks, numbers = layer._ranks, layer.mode_numbers
+    inner = range(1, len(layer.input_shape) + 1) if len(ranks) < len(layer.weight_shape) else None
+    # Bonds touch the inputs up to the one in front of the outputs; Tucker's axes and a ring's bonds are counted from 0.
+    of_inputs = [k for k, number in enumerate(numbers) if (number in inner if inner else k < len(layer.input_shape))]
+    largest = max(of_inputs, key=lambda k: ranks[k])
+    return (numbers[largest],) if ranks[largest] >= LARGE else None
+
+
+def build_layer(
+    factorization: str,
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    rank: Any,
+    theta: float,
+    modes: Any,
+    law: Any,
+    *,
+    keep_mask: bool = False,
+    **factory: Any,
+) -> TensorRegression:
+    """A layer with its dropout as the estimator's settings say.
+
+    Args:
+        factorization: the format.
+        input_shape: of a sample.
+        output_shape: of its target.
+        rank: "auto", or what the layer takes.
+        theta: the keep probability; 1 for no dropout.
+        modes: "auto", or what :class:`td.TensorDropout` takes.
+        law: of the masks.
+        keep_mask: keep the dropout at θ = 1 too.
+        factory: device and dtype.
+    """
+    layer_class = get_format(factorization, "TensorRegressor", "factorization").layer
+    rank = auto_rank(factorization, input_shape, output_shape) if isinstance(rank, str) and rank == "auto" else rank
+    with unwarned():
+        layer = layer_class(input_shape, output_shape, rank, init="normal", **factory)
+        if theta == 1 and not keep_mask:
+            return layer
+        chosen = auto_modes(layer) if isinstance(modes, str) and modes == "auto" else modes
+        if chosen is None:
+            return layer
+        dropout = TensorDropout(theta, law=law, modes=chosen)
+        dropout.dropped_axes(layer._ranks, layer.mode_numbers)
+    layer.dropout = dropout.to(next(layer.parameters()).device)
+    return layer
+
+
+def is_matrix_of_rank_one(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> bool:
+    """Whether the weight has one mode of more than one entry: nothing to factorize, so plain ridge."""
+    return sum(size > 1 for size in input_shape + output_shape) <= 1
+
+
+def check_number(
+    name: str, setting: str, value: Any, low: float, high: float, *, kind: Literal["float", "int"]
+) -> None:
+    """Refuse a setting outside of its range; θ in (0, 1], the others from ``low``."""
+    number = isinstance(value, (int, float)) or hasattr(value, "__float__")
+    if kind == "int":
+        number = isinstance(value, int) or hasattr(value, "__index__")
+    if isinstance(value, (bool, str)) or not number or not low <= float(value) <= high:
+        span = f"from {low:g} to {high:g}" if high < float("inf") else f"of at least {low:g}"
+        raise TensorDropoutError(f"{name}: {setting} is a number {span}, got {value!r}")

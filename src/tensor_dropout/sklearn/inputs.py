@@ -1,0 +1,172 @@
+"""What users pass, checked and as tensors: one clear sentence for what cannot be fitted."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+import torch
+from sklearn.utils.validation import _num_features, column_or_1d, validate_data
+from torch import Tensor
+
+from tensor_dropout.errors import TensorDropoutError
+
+BLOCK = 2**24
+"""How many numbers are checked at once, so that a memory-mapped array is not read whole."""
+
+
+def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
+    """X as a tensor (n, *shape) of float32 or float64 (float16 stays: it is converted block by block).
+
+    Args:
+        estimator: for messages, and for what its fit has seen.
+        X: NumPy array, nested lists, a data frame, or a torch tensor.
+        fitting: whether this is ``fit``; else X must be as it was there.
+
+    Raises:
+        TensorDropoutError: if it cannot be used.
+    """
+    name = type(estimator).__name__
+    if scipy.sparse.issparse(X):
+        raise TensorDropoutError(f"{name}: sparse input is not supported, got {type(X).__name__}; call X.toarray()")
+    if not isinstance(X, Tensor):
+        X = np.asarray(X) if not hasattr(X, "iloc") else X  # a data frame keeps its names
+    if not isinstance(X, Tensor) and X.ndim <= 2:
+        small = validate_data(estimator, X, reset=fitting, dtype=None, ensure_all_finite=False, ensure_min_samples=1)
+        X = numeric(small, "X", name)
+    elif not isinstance(X, Tensor):
+        X = numeric(np.asarray(X), "X", name)
+    x = as_tensor(X)
+    if x.is_complex():
+        raise TensorDropoutError(f"{name}: Complex data not supported, got X of {x.dtype}; pass its real parts")
+    if x.ndim < 2:
+        raise TensorDropoutError(
+            f"{name}: X has one sample per row, (n, features) or (n, channels, *space); got the shape {tuple(x.shape)}"
+        )
+    if 0 in x.shape:
+        raise TensorDropoutError(f"{name}: X is empty: {tuple(x.shape)}")
+    if not x.is_floating_point():
+        x = x.float()
+    _check_finite(x, "X", name)
+    if fitting:
+        estimator.n_features_in_ = _num_features(X) if not isinstance(X, Tensor) else x.shape[1]
+        estimator.input_shape_ = tuple(x.shape[1:])
+    elif tuple(x.shape[1:]) != estimator.input_shape_:
+        if x.ndim == 2 and len(estimator.input_shape_) == 1:
+            raise TensorDropoutError(
+                f"X has {x.shape[1]} features, but {name} is expecting {estimator.input_shape_[0]} features as input"
+            )
+        raise TensorDropoutError(
+            f"{name}: fitted to samples of shape {estimator.input_shape_}, got {tuple(x.shape[1:])}"
+        )
+    return x
+
+
+def numeric(array: np.ndarray, what: str, name: str) -> np.ndarray:
+    """An array of numbers; strings and objects that are no numbers are refused."""
+    if array.dtype.kind in "OUS":
+        try:
+            return np.asarray(array, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            kind = (
+                TypeError if isinstance(error, TypeError) else TensorDropoutError
+            )  # what scikit-learn's checks expect
+            raise kind(
+                f"{name}: {what} must hold numbers, got dtype {array.dtype}: {error}; convert it first"
+            ) from error
+    return array
+
+
+def as_tensor(array: Any) -> Tensor:
+    """A tensor that shares memory where it can; read-only memory, such as a memory map, is only read."""
+    if isinstance(array, Tensor):
+        return array.detach()
+    array = np.asarray(array)
+    if array.dtype.kind in "biu" and array.dtype not in (np.uint8, np.int8, np.int16, np.int32, np.int64, np.bool_):
+        array = array.astype(np.int64)
+    if any(stride < 0 for stride in array.strides) or array.dtype.byteorder == ">" or array.dtype == np.longdouble:
+        array = np.ascontiguousarray(array, dtype=np.float64)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable")
+        return torch.from_numpy(array)
+
+
+def check_targets(name: str, y: Any, n: int) -> Tensor:
+    """Targets (n, *output_shape) as a tensor; NaN marks what is missing.
+
+    Raises:
+        TensorDropoutError: if they do not fit X, are no numbers, or hold nothing to learn.
+    """
+    if y is None:
+        raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
+    if scipy.sparse.issparse(y):
+        raise TensorDropoutError(f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()")
+    if not isinstance(y, Tensor):
+        y = numeric(np.asarray(y), "y", name)
+    y = as_tensor(y)
+    if y.is_complex():
+        raise TensorDropoutError(f"{name}: Complex data not supported, got y of {y.dtype}")
+    if y.ndim == 0 or len(y) != n:
+        rows = "a single number" if y.ndim == 0 else f"{len(y)} rows"
+        raise TensorDropoutError(
+            f"{name}: Found input variables with inconsistent numbers of samples: X has {n} rows, y has {rows}"
+        )
+    y = y if y.is_floating_point() else y.double()
+    if bool(y.isinf().any()):
+        raise TensorDropoutError(f"{name}: y contains infinity; clean the targets, or write NaN for a missing one")
+    empty = y.isnan().flatten(1).all(1) if y.ndim > 1 else y.isnan()
+    if bool(empty.any()):
+        rows = empty.nonzero().flatten().tolist()
+        raise TensorDropoutError(
+            f"{name}: Input y contains NaN: no target at all in {len(rows)} rows of y (the first are {rows[:5]}); "
+            "leave those rows out of X and y"
+        )
+    missing = y.isnan().all(0).flatten()
+    if bool(missing.any()):
+        raise TensorDropoutError(
+            f"{name}: column {int(missing.nonzero()[0])} of y has no target at all, only NaN; leave it out"
+        )
+    return y
+
+
+def check_varies(name: str, y: Tensor) -> None:
+    """Refuse targets that are all constant: there is nothing to fit."""
+    if len(y) < 2:
+        raise TensorDropoutError(f"{name}: needs at least 2 samples to fit, got n_samples = {len(y)} (1 sample)")
+    spread = y.nan_to_num(nan=float("-inf")).amax(0) - y.nan_to_num(nan=float("inf")).amin(0)
+    if not bool((spread > 0).any()):
+        raise TensorDropoutError(f"{name}: the target is constant, there is nothing to fit; look at y")
+
+
+def check_weights(name: str, weights: Any, x: Tensor) -> Tensor | None:
+    """Sample weights (n,), not negative; None for none."""
+    if weights is None:
+        return None
+    if not isinstance(weights, Tensor):
+        weights = np.asarray(weights)
+        weights = np.full(len(x), float(weights)) if weights.ndim == 0 else weights
+        weights = column_or_1d(weights) if weights.ndim == 2 and weights.shape[1] == 1 else weights
+    w = as_tensor(weights).to(x.device).double()
+    if w.ndim != 1 or len(w) != len(x):
+        raise TensorDropoutError(
+            f"{name}: sample_weight has one number per row of X, ({len(x)},), got {tuple(w.shape)}"
+        )
+    if not bool(w.isfinite().all()) or bool((w < 0).any()) or not bool((w > 0).any()):
+        raise TensorDropoutError(f"{name}: sample_weight must be finite, not negative, and not all zero")
+    return w
+
+
+def _check_finite(x: Tensor, what: str, name: str) -> None:
+    start = 0
+    for rows in x.split(max(1, BLOCK // max(1, x[0].numel()))):
+        wrong = ~rows.flatten(1).isfinite().all(1)
+        if bool(wrong.any()):
+            row = start + int(wrong.nonzero()[0])
+            kind = "NaN" if bool(x[row].isnan().any()) else "infinity"
+            raise TensorDropoutError(
+                f"{name}: Input {what} contains {kind}, first in row {row}; leave such rows out of X and y, or fill "
+                "them"
+            )
+        start += len(rows)

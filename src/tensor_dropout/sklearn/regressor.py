@@ -1,0 +1,271 @@
+"""Tensor regression as an estimator."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import MultiOutputMixin, RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.model_selection import KFold
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.fitting.fit import MAX_ITER, TOL
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.defaults import check_number
+from tensor_dropout.sklearn.inputs import check_targets, check_varies, check_weights
+
+
+class RegressionMixin(RegressorMixin, MultiOutputMixin):
+    """Prediction, intervals and scores of the regressors."""
+
+    noise_variance_: np.ndarray | None
+    residuals_: np.ndarray | None
+
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """Predict.
+
+        Args:
+            X: (n, *input_shape), NumPy or torch.
+            return_std: also return the standard deviation: over the masks (exact) and, where the estimator was
+                calibrated, of the noise that held-out folds showed.
+
+        Returns:
+            Predictions shaped like y was; with ``return_std`` a pair. Tensors for a tensor, else NumPy arrays.
+        """
+        mean, variance = self._moments(X, variance=return_std)
+        mean = self._shape_like_y(mean)
+        if variance is None:
+            return self._like_input(mean, X)
+        return self._like_input(mean, X), self._like_input(self._shape_like_y(self._total_std(variance)), X)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Any, Any]:
+        """Lower and upper ends of an interval for each output.
+
+        Its width is the std times a quantile of held-out residuals over their std, per output. If new samples are like
+        the training samples, about ``coverage`` of them fall inside; this is not guaranteed.
+
+        Args:
+            X: (n, *input_shape).
+            coverage: the share that is to fall inside, in (0, 1).
+
+        Raises:
+            TensorDropoutError: if the estimator was fitted without held-out residuals.
+        """
+        check_is_fitted(self, "layer_")
+        name = type(self).__name__
+        if isinstance(coverage, bool) or not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
+            raise TensorDropoutError(f"{name}: coverage is a number between 0 and 1, got {coverage!r}")
+        if self.residuals_ is None:
+            raise TensorDropoutError(
+                f"{name}.predict_interval: there are no held-out residuals; fit with calibrate=5, or use {name}CV"
+                if not name.endswith("CV")
+                else f"{name}.predict_interval: there are no held-out residuals in this estimator"
+            )
+        mean, variance = self._moments(X, variance=True)
+        assert variance is not None
+        scores = np.abs(self.residuals_)
+        level = min(1.0, math.ceil((len(scores) + 1) * coverage) / len(scores))
+        width = torch.from_numpy(np.nanquantile(scores, level, axis=0, method="higher")).to(mean)
+        half = width * self._total_std(variance)
+        return (
+            self._like_input(self._shape_like_y(mean - half), X),
+            self._like_input(self._shape_like_y(mean + half), X),
+        )
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R², averaged over all outputs; for y of any number of modes.
+
+        scikit-learn's own metrics, such as ``scoring="r2"``, take y of shape (n,) or (n, k) only.
+        """
+        predicted = self.predict(X)
+        as_rows = lambda values: np.asarray(  # noqa: E731
+            values.cpu() if isinstance(values, Tensor) else values
+        ).reshape(len(predicted), -1)
+        return float(r2_score(as_rows(y), as_rows(predicted), sample_weight=sample_weight))
+
+    def _total_std(self, variance: Tensor) -> Tensor:
+        if self.noise_variance_ is None:
+            warnings.warn(
+                f"{type(self).__name__}: this std is the spread over the masks alone, far smaller than the error; fit "
+                "with calibrate=5 to add what held-out folds show",
+                UserWarning,
+                stacklevel=3,
+            )
+            return variance.sqrt()
+        return (variance + torch.from_numpy(self.noise_variance_).to(variance)).sqrt()
+
+    def _shape_like_y(self, values: Tensor) -> Tensor:
+        return values.squeeze(1) if self.flat_target_ else values
+
+    def _keep_residuals(self, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
+        """From held-out predictions (n, *output_shape): the noise beside the masks' spread, and scaled residuals."""
+        errors = y - mean
+        self.noise_variance_ = np.maximum(np.nanmean(errors**2 - variance, axis=0), 0.0)
+        std = np.sqrt(variance + self.noise_variance_)
+        self.residuals_ = errors / np.where(std > 0, std, 1.0)
+
+    def _checked_targets(self, y: Any, x: Tensor) -> Tensor:
+        """(n, *output_shape) on the device of x; one output for a vector."""
+        targets = check_targets(type(self).__name__, y, len(x))
+        check_varies(type(self).__name__, targets)
+        self.flat_target_ = targets.ndim == 1
+        targets = (targets.unsqueeze(1) if self.flat_target_ else targets).to(x.device)
+        self.output_shape_ = tuple(targets.shape[1:])
+        return targets
+
+
+class TensorRegressor(RegressionMixin, TensorEstimator):
+    """Tensor regression with tensor dropout, fitted by minimizing the exact expected loss: no masks, no learning rate.
+
+    ``y ≈ ⟨X, W⟩ + b`` with W in factors. It minimizes ``E‖y − ŷ‖² + α Σ‖factors‖²`` over all masks in closed form, on
+    standardized channels and targets.
+
+    Args:
+        factorization: "cp", "tucker", "tt", "ring", or a registered format.
+        rank: "auto" (generous: CP 128, cut at the full rank), or what the layer takes.
+        theta: the keep probability θ; 1 for no dropout.
+        alpha: the weight of the squared norms of the factors.
+        modes: "auto" (CP's one mask; else the rank axis of the channels, if it is large), or what
+            :class:`td.TensorDropout` takes.
+        law: how masks are drawn; any law with second moments.
+        solver: "auto" solves for the output factor where that is possible; "lbfgs" searches all parameters.
+        max_iter: the most iterations.
+        tol: the fit ends where the loss falls by less than this share of itself in ten iterations.
+        channel_axis: the axis of X that holds the channels, each of which is standardized.
+        calibrate: the number of folds whose held-out residuals ``return_std`` and ``predict_interval`` use; None fits
+            once, without them.
+        random_state: of the start, and of the folds.
+        device: where to fit, such as "cuda"; None is where X is, the CPU for NumPy.
+        verbose: show a progress bar on a terminal.
+
+    Attributes:
+        layer_: the fitted module: ``layer_(X)`` on features as they came is ``predict(X)``. A tensor regression layer,
+            or ``nn.Linear`` where X is a vector and y a number: there is no rank then, and the fit is plain ridge.
+        coef_: the dense weight.
+        intercept_: the bias.
+        method_: "cp", "tucker", .. or "ridge".
+        rank_, theta_, alpha_: as used; None for ridge.
+        n_iter_: the number of iterations.
+        loss_curve_: the objective after each of them.
+        noise_variance_: variance of held-out residuals beside that of the masks, per output; None without calibration.
+        residuals_: held-out residuals over their std; None without calibration.
+
+    Example:
+        >>> import numpy as np
+        >>> from tensor_dropout.sklearn import TensorRegressor
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(60, 8, 5, 5)).astype("float32")
+        >>> y = X[:, 0].mean(axis=2) @ np.arange(5) + X[:, 1, 2, 2]
+        >>> model = TensorRegressor(random_state=0).fit(X[:50], y[:50])
+        >>> model.predict(X[50:]).shape, model.score(X[50:], y[50:]) > 0.5
+        ((10,), True)
+    """
+
+    def __init__(
+        self,
+        factorization: str = "cp",
+        *,
+        rank: Any = "auto",
+        theta: float = 0.5,
+        alpha: float = 1e-3,
+        modes: Any = "auto",
+        law: Any = "bernoulli",
+        solver: str = "auto",
+        max_iter: int = MAX_ITER,
+        tol: float = TOL,
+        channel_axis: int = 1,
+        calibrate: int | None = None,
+        random_state: Any = None,
+        device: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.factorization = factorization
+        self.rank = rank
+        self.theta = theta
+        self.alpha = alpha
+        self.modes = modes
+        self.law = law
+        self.solver = solver
+        self.max_iter = max_iter
+        self.tol = tol
+        self.channel_axis = channel_axis
+        self.calibrate = calibrate
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TensorRegressor:
+        """Fit.
+
+        Args:
+            X: (n, *input_shape), NumPy or torch, channels in ``channel_axis``.
+            y: (n,), (n, k) or (n, *output_shape); NaN for a coordinate that is missing.
+            sample_weight: (n,), not negative.
+        """
+        self._check_settings()
+        self._check_theta_alpha()
+        x = self._features(X, fitting=True)
+        targets = self._checked_targets(y, x)
+        weights = check_weights(type(self).__name__, sample_weight, x)
+        seed = self._seed()
+        settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
+        self.noise_variance_ = self.residuals_ = None
+        if self.calibrate is not None:
+            self._calibrate(x, targets, weights, settings, seed)
+        module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
+        self._keep(module, settings, x)
+        self._say_how_it_ended(ended)
+        return self
+
+    def _calibrate(self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], seed: int) -> None:
+        name = type(self).__name__
+        check_number(name, "calibrate", self.calibrate, 2, float("inf"), kind="int")
+        n_folds = int(self.calibrate or 0)
+        if n_folds > len(x):
+            raise TensorDropoutError(f"{name}: calibrate={n_folds} folds need as many rows, got {len(x)}")
+        mean, variance = torch.zeros_like(y), torch.zeros_like(y)
+        folds = KFold(n_folds, shuffle=True, random_state=seed % 2**31)
+        for train, test in folds.split(np.empty(len(x))):
+            part = None if weights is None else weights[train]
+            module, _ = self._fit_module(x[train], y[train], part, settings, "regression", seed)
+            self.layer_ = module
+            rows = x[test].to(next(module.parameters()))
+            with torch.no_grad():
+                mean[test], variance[test] = (each.to(y.dtype) for each in self._moments_of(rows, True))
+        self._keep_residuals(y.cpu().numpy(), mean.cpu().numpy(), variance.cpu().numpy())
+
+    @classmethod
+    def from_layer(cls, layer: TensorRegression, **settings: Any) -> TensorRegressor:
+        """A fitted estimator around a layer that was trained elsewhere.
+
+        Args:
+            layer: a tensor regression layer; it is used as it is, not copied.
+            settings: of the estimator, for a later ``fit``.
+        """
+        if not isinstance(layer, TensorRegression):
+            raise TensorDropoutError(
+                f"{cls.__name__}.from_layer: takes a tensor regression layer, got {type(layer).__name__}"
+            )
+        estimator = cls(**settings)
+        estimator._take_layer(layer)
+        return estimator
+
+    def _take_layer(self, layer: TensorRegression) -> None:
+        """Be fitted with a layer whose channels come first."""
+        self.input_shape_, self.output_shape_ = layer.input_shape, layer.output_shape
+        self.n_features_in_ = layer.input_shape[0]
+        self.flat_target_ = layer.output_shape == (1,)
+        self.layer_ = layer.eval()
+        config = layer.config()
+        self.method_, self.rank_ = config["type"], layer.rank
+        self.theta_ = 1.0 if layer.dropout is None else float(layer.dropout.theta)
+        self.alpha_ = float("nan")
+        self.n_iter_, self.loss_curve_ = 0, []
+        self.noise_variance_ = self.residuals_ = None

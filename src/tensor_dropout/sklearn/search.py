@@ -1,0 +1,577 @@
+"""Estimators that choose θ, α, rank and format by cross-validation, with ridge among the candidates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from joblib import Parallel, delayed, effective_n_jobs
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
+from torch import Tensor, nn
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fit_many
+from tensor_dropout.layers.moments import Moments
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.progress import Advance, show_progress
+from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
+from tensor_dropout.sklearn.defaults import build_layer, check_number, is_matrix_of_rank_one
+from tensor_dropout.sklearn.inputs import check_weights
+from tensor_dropout.sklearn.regressor import RegressionMixin
+from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
+from tensor_dropout.sklearn.ridge import Kind, RidgePath
+
+ALPHAS = (1e-4, 4e-4, 1.6e-3)
+"""The weights of ``alphas="auto"``."""
+RIDGES: tuple[Kind, ...] = ("flattened ridge", "pooled ridge")
+
+
+@dataclass
+class Candidate:
+    """One row of ``cv_results_``: what was tried, and what it predicted for samples it had not seen."""
+
+    params: dict[str, Any]
+    mean: Tensor
+    variance: Tensor
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def method(self) -> str:
+        """The format, or which ridge."""
+        return str(self.params["method"])
+
+
+@dataclass(frozen=True)
+class Search:
+    """What every fit of a search shares: settings that travel to other processes."""
+
+    task: Any
+    seed: int
+    max_iter: int
+    tol: float
+    eliminate: bool
+    modes: Any
+    law: Any
+
+
+class SearchMixin(TensorEstimator):
+    """The search of both classes."""
+
+    _task: ClassVar[str]
+
+    def _check_search(self) -> None:
+        self._check_settings()
+        name = type(self).__name__
+        for theta in self._listed("thetas", self.thetas):
+            check_number(name, "each of thetas", theta, 1e-6, 1, kind="float")
+        for alpha in self._alphas():
+            check_number(name, "each of alphas", alpha, 0, float("inf"), kind="float")
+        for one in self._factorizations():
+            if not isinstance(one, str):
+                raise TensorDropoutError(f"{name}: factorization is a name, or several, got {self.factorization!r}")
+
+    def _listed(self, setting: str, values: Any) -> list[Any]:
+        if isinstance(values, str) or not np.iterable(values) or len(list(values)) == 0:
+            raise TensorDropoutError(
+                f"{type(self).__name__}: {setting} is a sequence of at least one value, got {values!r}"
+            )
+        return list(values)
+
+    def _alphas(self) -> list[float]:
+        return (
+            list(ALPHAS)
+            if isinstance(self.alphas, str) and self.alphas == "auto"
+            else self._listed("alphas", self.alphas)
+        )
+
+    def _factorizations(self) -> list[str]:
+        one = isinstance(self.factorization, str)
+        return [self.factorization] if one else self._listed("factorization", self.factorization)
+
+    def _ranks(self) -> list[Any]:
+        return ["auto"] if isinstance(self.ranks, str) and self.ranks == "auto" else self._listed("ranks", self.ranks)
+
+    def _splits(self, x: Tensor, y: np.ndarray, groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Row numbers to fit on and to judge on, one pair a fold."""
+        name, n = type(self).__name__, len(x)
+        if groups is not None:
+            groups = np.asarray(groups)
+            if groups.ndim != 1 or len(groups) != n:
+                raise TensorDropoutError(f"{name}: groups has one entry per row of X, ({n},), got {groups.shape}")
+        splitter = self.cv
+        if isinstance(splitter, bool) or splitter is None or isinstance(splitter, str):
+            raise TensorDropoutError(f"{name}: cv is a number of folds or a splitter, got {splitter!r}")
+        if isinstance(splitter, int | np.integer):
+            check_number(name, "cv", splitter, 2, float("inf"), kind="int")
+            units = n if groups is None else len(np.unique(groups))
+            if splitter > units:
+                what = "rows" if groups is None else "groups"
+                raise TensorDropoutError(
+                    f"{name}: cv={splitter} folds need as many {what}, got {units} (n_samples={n}); lower cv"
+                )
+            if self._task == "classification":
+                least = int(np.bincount(y).min())
+                if groups is None and splitter > least:
+                    raise TensorDropoutError(
+                        f"{name}: cv={splitter} folds need as many samples of every class, the smallest class has "
+                        f"{least}; lower cv, or merge classes"
+                    )
+                kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+            else:
+                kind = KFold if groups is None else GroupKFold
+            splitter = kind(int(splitter), shuffle=True, random_state=self._seed() % 2**31)
+        if hasattr(splitter, "split"):
+            splitter = splitter.split(np.zeros(n), y if y.ndim == 1 else np.zeros(n), groups)
+        splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter]
+        if not splits or any(len(train) < 2 or len(test) == 0 for train, test in splits):
+            raise TensorDropoutError(f"{name}: cv={self.cv!r} leaves a fold empty for {n} rows; lower cv")
+        return splits
+
+    def _grid(self, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> list[dict[str, Any]]:
+        """All tensor candidates; none where there is no rank to choose."""
+        if self._task == "regression" and is_matrix_of_rank_one(input_shape, output_shape):
+            return []
+        return [
+            {"method": factorization, "rank": rank, "theta": float(theta), "alpha": float(alpha)}
+            for factorization in self._factorizations()
+            for rank in self._ranks()
+            for theta in self._listed("thetas", self.thetas)
+            for alpha in self._alphas()
+        ]
+
+    def _search(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]], seed: int
+    ) -> list[Candidate]:
+        """Held-out predictions of every candidate."""
+        shared = Search(self._task, seed, self.max_iter, self.tol, self.solver == "auto", self.modes, self.law)
+        grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]))
+        candidates = [Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y)) for params in grid]
+        with show_progress(type(self).__name__, len(grid) * len(splits), shown=bool(self.verbose)) as advance:
+            if x.device.type == "cpu":
+                self._search_in_processes(candidates, x, y, weights, splits, shared, advance)
+            else:
+                search_in_one_program(candidates, x, y, weights, splits, shared, advance)
+        if not bool(y.isnan().any()):
+            candidates += search_ridges(x, y, weights, splits)
+        if not candidates:
+            raise TensorDropoutError(
+                f"{type(self).__name__}: a vector and a number leave ridge alone, which takes no missing targets; "
+                "leave those rows out"
+            )
+        return candidates
+
+    def _search_in_processes(
+        self,
+        candidates: list[Candidate],
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        splits: list[tuple[np.ndarray, np.ndarray]],
+        shared: Search,
+        advance: Advance,
+    ) -> None:
+        """On a CPU: a task for each fold and each θ of a format; with several jobs, one thread in each process."""
+        alone = effective_n_jobs(self.n_jobs) == 1
+        tasks = [(fold, group) for group in grouped(candidates) for fold in range(len(splits))]
+        arrays = (x.numpy(), y.numpy(), None if weights is None else weights.numpy())
+        run = delayed(fit_fold)
+        results = Parallel(n_jobs=self.n_jobs, return_as="generator")(
+            run(*arrays, splits[fold], [candidates[k].params for k in group], shared, one_thread=not alone)
+            for fold, group in tasks
+        )
+        for (fold, group), held_out in zip(tasks, results, strict=True):
+            for k, (mean, variance, seconds) in zip(group, held_out, strict=True):
+                test = splits[fold][1]
+                candidates[k].mean[test], candidates[k].variance[test] = map(torch.from_numpy, (mean, variance))
+                candidates[k].seconds.append(seconds)
+            advance(len(group))
+
+    def _finish(
+        self,
+        candidates: list[Candidate],
+        scores: np.ndarray,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        seed: int,
+    ) -> Candidate:
+        """Choose the best, fit it on everything, and set what is public; ``scores`` is (candidates, folds)."""
+        mean = np.where(np.isfinite(scores).all(1), scores.mean(1), -np.inf)
+        best = int(mean.argmax())
+        chosen = candidates[best]
+        self.cv_results_ = {
+            "params": [candidate.params for candidate in candidates],
+            "mean_test_score": mean,
+            "std_test_score": scores.std(1),
+            "rank_test_score": (-mean).argsort(kind="stable").argsort(kind="stable") + 1,
+            "mean_fit_time": np.array([np.mean(candidate.seconds) for candidate in candidates]),
+        }
+        for key in ("method", "rank", "theta", "alpha"):
+            self.cv_results_[f"param_{key}"] = np.array(
+                [candidate.params.get(key) for candidate in candidates], dtype=object
+            )
+        self.cv_results_ |= {f"split{fold}_test_score": scores[:, fold] for fold in range(scores.shape[1])}
+        self.best_index_, self.best_score_, self.best_params_ = best, float(mean[best]), dict(chosen.params)
+        if chosen.method in RIDGES:
+            module: nn.Module = fit_ridge(x, y, weights, chosen)
+            ended = None
+        else:
+            settings = {**chosen.params, "factorization": chosen.method}
+            module, ended = self._fit_module(x, y, weights, settings, self._task, seed)
+        self._keep(module, {**chosen.params, "factorization": chosen.method}, x)
+        self._say_how_it_ended(ended)
+        return chosen
+
+    def plot(self, path: Any = None) -> Any:
+        """Draw the held-out error over θ and α, and over the rank, beside both ridges.
+
+        Args:
+            path: where to write a picture; None only returns the figure.
+
+        Returns:
+            The matplotlib figure.
+        """
+        from tensor_dropout.sklearn.picture import draw_search
+
+        return draw_search(self, path)
+
+
+def grouped(candidates: list[Candidate]) -> list[list[int]]:
+    """The numbers of candidates that share format, rank and θ."""
+    groups: dict[Any, list[int]] = {}
+    for k, candidate in enumerate(candidates):
+        key = (candidate.method, str(candidate.params["rank"]), candidate.params["theta"])
+        groups.setdefault(key, []).append(k)
+    return list(groups.values())
+
+
+def fit_fold(
+    x: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray | None,
+    split: tuple[np.ndarray, np.ndarray],
+    group: list[dict[str, Any]],
+    shared: Search,
+    *,
+    one_thread: bool,
+) -> list[tuple[np.ndarray, np.ndarray, float]]:
+    """Fit one fold at several α; returns mean, variance and seconds of each on the held-out rows."""
+    if one_thread:
+        torch.set_num_threads(1)
+    train, test = split
+    features, targets = torch.from_numpy(x[train]), torch.from_numpy(y[train])
+    prepared = Prepared(features, targets, None if weights is None else torch.from_numpy(weights[train]), shared.task)
+    held_out = torch.from_numpy(x[test]).to(prepared.weights)
+    answers = []
+    for params in group:
+        began = time.perf_counter()
+        layer = build_layer(
+            params["method"], x.shape[1:], y.shape[1:], params["rank"], params["theta"], shared.modes, shared.law,
+            dtype=prepared.weights.dtype,
+        )  # fmt: skip
+        ended, _ = fit(
+            layer, prepared, alpha=params["alpha"], max_iter=shared.max_iter, tol=shared.tol, seed=shared.seed,
+            eliminate=shared.eliminate,
+        )  # fmt: skip
+        if ended.interrupted:
+            raise KeyboardInterrupt
+        mean, variance = held_out_moments(layer, held_out)
+        answers.append((mean.numpy(), variance.numpy(), time.perf_counter() - began))
+    return answers
+
+
+def search_in_one_program(
+    candidates: list[Candidate],
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | None,
+    splits: list[tuple[np.ndarray, np.ndarray]],
+    shared: Search,
+    advance: Advance,
+) -> None:
+    """On a GPU: all settings and folds of one format and rank side by side."""
+    by_shape: dict[Any, list[int]] = {}
+    for k, candidate in enumerate(candidates):
+        by_shape.setdefault((candidate.method, str(candidate.params["rank"])), []).append(k)
+    base = x.new_ones(len(x), dtype=torch.float64) if weights is None else weights.double()
+    seen = []
+    for train, _ in splits:
+        own = torch.zeros_like(base)
+        own[train] = base[train]
+        seen.append(own / own.sum())
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    for group in by_shape.values():
+        params = candidates[group[0]].params
+        layer = build_layer(
+            params["method"], tuple(x.shape[1:]), tuple(y.shape[1:]), params["rank"], 1.0, shared.modes, shared.law,
+            keep_mask=True, device=x.device, dtype=dtype,
+        )  # fmt: skip
+        problems = [(k, fold) for fold in range(len(splits)) for k in group]
+        settings = [
+            Setting(seen[fold], candidates[k].params["theta"], candidates[k].params["alpha"], shared.seed)
+            for k, fold in problems
+        ]
+        began = time.perf_counter()
+        fits = fit_many(
+            layer, x, y, settings, shared.task, max_iter=shared.max_iter, tol=shared.tol, eliminate=shared.eliminate,
+            report=advance,
+        )  # fmt: skip
+        seconds = (time.perf_counter() - began) / len(problems)
+        for (k, fold), (filled, _) in zip(problems, fits, strict=True):
+            test = torch.from_numpy(splits[fold][1]).to(x.device)
+            mean, variance = held_out_moments(filled, x[test].to(dtype))
+            candidates[k].mean[test], candidates[k].variance[test] = mean.to(y.dtype), variance.to(y.dtype)
+            candidates[k].seconds.append(seconds)
+
+
+@torch.no_grad()
+def held_out_moments(layer: TensorRegression, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of a fitted layer over its masks."""
+    layer.eval()
+    if layer.dropout is None:
+        mean = layer(x)
+        return mean, torch.zeros_like(mean)
+    moments = layer.moments(x)
+    assert isinstance(moments, Moments)
+    return moments.mean, moments.variance
+
+
+def ridge_paths(x: Tensor, y: Tensor, weights: Tensor | None) -> Iterator[RidgePath]:
+    """Flattened ridge, and pooled ridge where there is something to pool."""
+    x = x if x.dtype == torch.float64 else x.float()
+    w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
+    kinds = RIDGES if x.shape[2:].numel() > 1 else RIDGES[:1]
+    for kind in kinds:
+        yield RidgePath(x, y.flatten(1).to(x), w, kind)
+
+
+def search_ridges(
+    x: Tensor, y: Tensor, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]]
+) -> list[Candidate]:
+    """Held-out predictions of both ridges at all weights, from one decomposition a fold."""
+    found: dict[tuple[str, float], Candidate] = {}
+    for train, test in splits:
+        began = time.perf_counter()
+        for path in ridge_paths(x[train], y[train], None if weights is None else weights[train]):
+            held_out = x[test].to(path.rows)
+            for alpha in RIDGE_ALPHAS:
+                params = {"method": path.kind, "rank": None, "theta": None, "alpha": alpha}
+                fresh = Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y))
+                candidate = found.setdefault((path.kind, alpha), fresh)
+                candidate.mean[test] = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
+                candidate.seconds.append((time.perf_counter() - began) / len(RIDGE_ALPHAS))
+    return list(found.values())
+
+
+def fit_ridge(x: Tensor, y: Tensor, weights: Tensor | None, chosen: Candidate) -> nn.Module:
+    """The ridge that won, on all samples."""
+    path = next(path for path in ridge_paths(x, y, weights) if path.kind == chosen.method)
+    return path.module(chosen.params["alpha"], tuple(y.shape[1:]))
+
+
+class TensorRegressorCV(RegressionMixin, SearchMixin):
+    """Tensor regression whose θ, α, rank and format are chosen by (grouped) cross-validation.
+
+    Flattened ridge and pooled ridge are among the candidates: ``cv_results_`` says which won. The folds' held-out
+    residuals calibrate ``return_std`` and ``predict_interval``.
+
+    Args:
+        factorization: a format, or several.
+        ranks: "auto", or the ranks to try.
+        thetas: the keep probabilities to try.
+        alphas: "auto", or the weights of the squared norms to try.
+        cv: the number of folds, a splitter, or pairs of row numbers. With ``groups`` no group is on both sides.
+        modes: as in :class:`TensorRegressor`.
+        law: as in :class:`TensorRegressor`.
+        solver: as in :class:`TensorRegressor`.
+        max_iter: as in :class:`TensorRegressor`.
+        tol: as in :class:`TensorRegressor`.
+        channel_axis: as in :class:`TensorRegressor`.
+        n_jobs: the number of processes on a CPU, one thread in each; None runs in this one, with torch's threads. On a
+            GPU all fits are one program.
+        random_state: of the folds and of the starts.
+        device: where to fit.
+        verbose: show a progress bar on a terminal.
+
+    Attributes:
+        cv_results_: a row for each candidate, as scikit-learn's searches have it; scores are R² over all outputs.
+        best_params_, best_score_, best_index_: the row that won.
+        layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from tensor_dropout.sklearn import TensorRegressorCV
+        >>> rng = np.random.default_rng(0)
+        >>> X = rng.normal(size=(60, 6, 4, 4)).astype("float32")
+        >>> y = np.stack([X[:, 0].mean(2) @ np.arange(4), X[:, 1].mean(1) @ np.arange(4)], axis=1)
+        >>> model = TensorRegressorCV(thetas=(1, 0.7), alphas=(1e-3,), cv=3, random_state=0).fit(X, y)
+        >>> model.best_params_["method"], len(model.cv_results_["params"])
+        ('cp', 32)
+    """
+
+    _task = "regression"
+
+    def __init__(
+        self,
+        factorization: Any = "cp",
+        *,
+        ranks: Any = "auto",
+        thetas: Any = (1.0, 0.7, 0.5),
+        alphas: Any = "auto",
+        cv: Any = 5,
+        modes: Any = "auto",
+        law: Any = "bernoulli",
+        solver: str = "auto",
+        max_iter: int = MAX_ITER,
+        tol: float = TOL,
+        channel_axis: int = 1,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        device: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.factorization = factorization
+        self.ranks = ranks
+        self.thetas = thetas
+        self.alphas = alphas
+        self.cv = cv
+        self.modes = modes
+        self.law = law
+        self.solver = solver
+        self.max_iter = max_iter
+        self.tol = tol
+        self.channel_axis = channel_axis
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> TensorRegressorCV:
+        """Search, then fit the best on everything.
+
+        Args:
+            X: (n, *input_shape), NumPy or torch.
+            y: (n,), (n, k) or (n, *output_shape); NaN for a coordinate that is missing (ridge is then left out).
+            sample_weight: (n,), not negative.
+            groups: (n,), what must not be split, such as the person on a picture.
+        """
+        self._check_search()
+        x = self._features(X, fitting=True)
+        targets = self._checked_targets(y, x)
+        weights = check_weights(type(self).__name__, sample_weight, x)
+        seed = self._seed()
+        splits = self._splits(x, targets.cpu().numpy(), groups)
+        candidates = self._search(x, targets, weights, splits, seed)
+        spread = np.nanvar(targets.cpu().numpy(), axis=0)
+        scores = np.array([[self._r2(targets, each, test, spread) for _, test in splits] for each in candidates])
+        chosen = self._finish(candidates, scores, x, targets, weights, seed)
+        seen = np.unique(np.concatenate([test for _, test in splits]))
+        self._keep_residuals(*(each[seen].cpu().numpy() for each in (targets, chosen.mean, chosen.variance)))
+        return self
+
+    @staticmethod
+    def _r2(y: Tensor, candidate: Candidate, test: np.ndarray, spread: np.ndarray) -> float:
+        """1 - squared error over the variance of all samples, averaged over the outputs that vary."""
+        errors = ((y[test] - candidate.mean[test]).square()).cpu().numpy()
+        ratio = np.nanmean(errors, axis=0)[spread > 0] / spread[spread > 0]
+        return float(1 - ratio.mean()) if np.isfinite(ratio).all() else float("-inf")
+
+
+class TensorClassifierCV(ClassificationMixin, SearchMixin):
+    """A classifier whose θ, α, rank and format are chosen by (stratified, grouped) cross-validation.
+
+    Ridge on one-hot classes, flattened and pooled, is among the candidates. The score is one minus the Brier score,
+    which judges probabilities; those of ridge are its outputs clipped to [0, 1], so that they sum to 1.
+
+    Args:
+        factorization: a format, or several.
+        ranks: as in :class:`TensorRegressorCV`.
+        thetas: the keep probabilities to try.
+        alphas: "auto", or the weights of the squared norms to try.
+        cv: the number of folds, a splitter, or pairs of row numbers.
+        modes: as in :class:`TensorClassifier`.
+        law: as in :class:`TensorClassifier`.
+        solver: as in :class:`TensorClassifier`.
+        max_iter: as in :class:`TensorClassifier`.
+        tol: as in :class:`TensorClassifier`.
+        channel_axis: as in :class:`TensorClassifier`.
+        class_weight: as in :class:`TensorClassifier`.
+        n_jobs: the number of processes on a CPU.
+        random_state: of the folds and of the starts.
+        device: where to fit.
+        verbose: show a progress bar on a terminal.
+
+    Attributes:
+        cv_results_: a row for each candidate; scores are one minus the Brier score.
+        best_params_, best_score_, best_index_: the row that won.
+    """
+
+    _task = "classification"
+
+    def __init__(
+        self,
+        factorization: Any = "cp",
+        *,
+        ranks: Any = "auto",
+        thetas: Any = (1.0, 0.7, 0.5),
+        alphas: Any = "auto",
+        cv: Any = 5,
+        modes: Any = "auto",
+        law: Any = "bernoulli",
+        solver: str = "auto",
+        max_iter: int = MAX_ITER,
+        tol: float = TOL,
+        channel_axis: int = 1,
+        class_weight: Any = None,
+        n_jobs: int | None = None,
+        random_state: Any = None,
+        device: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.factorization = factorization
+        self.ranks = ranks
+        self.thetas = thetas
+        self.alphas = alphas
+        self.cv = cv
+        self.modes = modes
+        self.law = law
+        self.solver = solver
+        self.max_iter = max_iter
+        self.tol = tol
+        self.channel_axis = channel_axis
+        self.class_weight = class_weight
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.device = device
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> TensorClassifierCV:
+        """Search, then fit the best on everything.
+
+        Args:
+            X: (n, *input_shape), NumPy or torch.
+            y: (n,), class numbers or names.
+            sample_weight: (n,), not negative.
+            groups: (n,), what must not be split.
+        """
+        self._check_search()
+        x = self._features(X, fitting=True)
+        numbers = self._checked_classes(y, len(x))
+        weights = self._weights(sample_weight, y, x)
+        seed = self._seed()
+        splits = self._splits(x, numbers, groups)
+        targets = one_hot(numbers, len(self.classes_), x)
+        candidates = self._search(x, targets, weights, splits, seed)
+        scores = np.array([[self._brier(targets, each, test) for _, test in splits] for each in candidates])
+        self._finish(candidates, scores, x, targets, weights, seed)
+        return self
+
+    def _brier(self, y: Tensor, candidate: Candidate, test: np.ndarray) -> float:
+        probabilities = self._probabilities(candidate.mean[test], candidate.method)
+        score = float(1 - (probabilities - y[test]).square().sum(-1).mean())
+        return score if np.isfinite(score) else float("-inf")
