@@ -18,7 +18,7 @@ from tensor_dropout.fitting.fit import Fit, Prepared, fit
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import show_progress
-from tensor_dropout.sklearn.defaults import build_layer, check_number, is_matrix_of_rank_one
+from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.inputs import check_features
 from tensor_dropout.sklearn.ridge import RidgePath
 
@@ -68,7 +68,13 @@ class TensorEstimator(BaseEstimator):
     def _check_theta_alpha(self) -> None:
         name = type(self).__name__
         check_number(name, "theta", self.theta, 1e-6, 1, kind="float")
-        check_number(name, "alpha", self.alpha, 0, float("inf"), kind="float")
+        if not is_auto(self.alpha):
+            check_number(name, "alpha", self.alpha, 0, float("inf"), kind="float")
+
+    def _fit_settings(self, weights: Tensor | None, n: int) -> dict[str, Any]:
+        """The settings of one fit, with a number for α."""
+        settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
+        return {**settings, "alpha": auto_alpha(weights, n)} if is_auto(self.alpha) else settings
 
     def _device(self, X: Any) -> torch.device:
         if self.device is not None:
@@ -108,7 +114,10 @@ class TensorEstimator(BaseEstimator):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         complete = task == "regression" and not bool(y.isnan().any())
         if complete and is_matrix_of_rank_one(tuple(x.shape[1:]), output_shape):
-            return ridge_of_rank_one(x.to(dtype), y.to(dtype), weights, settings["alpha"]), None
+            path = ridge_of_rank_one(x.to(dtype), y.to(dtype), weights)
+            alpha = path.best_alpha() if is_auto(self.alpha) else settings["alpha"] / max(path.size, 1e-30)
+            settings["alpha"] = alpha * path.size
+            return path.module(alpha, output_shape), None
         layer = build_layer(
             settings["factorization"],
             tuple(x.shape[1:]),
@@ -229,11 +238,10 @@ class TensorEstimator(BaseEstimator):
         return tags
 
 
-def ridge_of_rank_one(x: Tensor, y: Tensor, weights: Tensor | None, alpha: float) -> nn.Module:
+def ridge_of_rank_one(x: Tensor, y: Tensor, weights: Tensor | None) -> RidgePath:
     """Ridge for a vector and a scalar, where there is no rank: ``mean squared error + α ‖w‖²``, standardized."""
     w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
-    path = RidgePath(x, y.flatten(1), w, "flattened ridge")
-    return path.module(alpha / max(path.size, 1e-30), tuple(y.shape[1:]))
+    return RidgePath(x, y.flatten(1), w, "flattened ridge")
 
 
 def plain_weight(module: nn.Module, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Tensor:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from torch import Tensor
+
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.formats import get_format
@@ -15,6 +17,15 @@ MOST_OUTPUTS = 32
 """Tucker: the rank of "auto" on output modes."""
 LARGE = 8
 """A rank axis below this is never masked by "auto": of two outputs or seven positions none can be spared."""
+
+
+ALPHA = 0.04
+"""``alpha="auto"`` is this over the sum of the sample weights: the norms count less the more samples there are."""
+
+
+def auto_alpha(weights: Tensor | None, n: int) -> float:
+    """The weight of the squared norms for n samples, or for samples of these weights."""
+    return ALPHA / (n if weights is None else float(weights.sum()))
 
 
 def auto_rank(factorization: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Any:
@@ -69,18 +80,23 @@ def build_layer(
         factory: device and dtype.
     """
     layer_class = get_format(factorization, "TensorRegressor", "factorization").layer
-    rank = auto_rank(factorization, input_shape, output_shape) if isinstance(rank, str) and rank == "auto" else rank
+    rank = auto_rank(factorization, input_shape, output_shape) if is_auto(rank) else rank
     with unwarned():
         layer = layer_class(input_shape, output_shape, rank, init="normal", **factory)
         if theta == 1 and not keep_mask:
             return layer
-        chosen = auto_modes(layer) if isinstance(modes, str) and modes == "auto" else modes
+        chosen = auto_modes(layer) if is_auto(modes) else modes
         if chosen is None:
             return layer
         dropout = TensorDropout(theta, law=law, modes=chosen)
         dropout.dropped_axes(layer._ranks, layer.mode_numbers)
     layer.dropout = dropout.to(next(layer.parameters()).device)
     return layer
+
+
+def is_auto(value: Any) -> bool:
+    """Whether a setting is "auto"."""
+    return isinstance(value, str) and value == "auto"
 
 
 def is_matrix_of_rank_one(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> bool:

@@ -131,7 +131,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         factorization: "cp", "tucker", "tt", "ring", or a registered format.
         rank: "auto" (generous: CP 128, cut at the full rank), or what the layer takes.
         theta: the keep probability θ; 1 for no dropout.
-        alpha: the weight of the squared norms of the factors.
+        alpha: the weight of the squared norms of the factors; "auto" is 0.04 over the sum of the sample weights.
         modes: "auto" (CP's one mask; else the rank axis of the channels, if it is large), or what
             :class:`td.TensorDropout` takes.
         law: how masks are drawn; any law with second moments.
@@ -174,7 +174,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         *,
         rank: Any = "auto",
         theta: float = 0.5,
-        alpha: float = 1e-3,
+        alpha: Any = "auto",
         modes: Any = "auto",
         law: Any = "bernoulli",
         solver: str = "auto",
@@ -215,7 +215,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         targets = self._checked_targets(y, x)
         weights = check_weights(type(self).__name__, sample_weight, x)
         seed = self._seed()
-        settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
+        settings = self._fit_settings(weights, len(x))
         self.noise_variance_ = self.residuals_ = None
         if self.calibrate is not None:
             self._calibrate(x, targets, weights, settings, seed)

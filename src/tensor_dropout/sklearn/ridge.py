@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tensor_dropout.fitting.statistics import Scale, channel_scale, target_scale
 
 Kind = Literal["flattened ridge", "pooled ridge"]
-ALPHAS = tuple(float(a) for a in np.logspace(-6, 1, 15))
+ALPHAS = tuple(float(a) for a in np.logspace(-9, 1, 21))
 """Weights of the squared norm, in units of the mean squared error and of the mean squared length of the features."""
 
 
@@ -51,7 +51,23 @@ class RidgePath:
         self.spectrum, self.vectors = torch.linalg.eigh(gram)
         right = targets if len(z) <= z.shape[1] else self.rows.mT.double() @ targets
         self.right = self.vectors.mT @ right
-        self.size = float(gram.diagonal().sum())
+        self.size, self.total = float(gram.diagonal().sum()), float(targets.square().sum())
+
+    def best_alpha(self) -> float:
+        """The weight of :data:`ALPHAS` with the lowest error by generalized cross-validation."""
+        n, dual = len(self.rows), len(self.rows) <= self.rows.shape[1]
+        spectrum, right = self.spectrum.clamp(min=0), self.right.square().sum(1)
+
+        def score(alpha: float) -> float:
+            shrunk = spectrum + alpha * self.size
+            free = n - 1 - float((spectrum / shrunk).sum())
+            if dual:
+                error = float(((alpha * self.size / shrunk).square() * right).sum())
+            else:
+                error = self.total - float((right * (spectrum + 2 * alpha * self.size) / shrunk.square()).sum())
+            return error / max(free, 1e-9) ** 2
+
+        return min(ALPHAS, key=score)
 
     def weight(self, alpha: float) -> tuple[Tensor, Tensor]:
         """Weight (features, outputs) and bias (outputs,) for features and targets as they came."""

@@ -20,14 +20,14 @@ from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance, show_progress
 from tensor_dropout.sklearn.base import TensorEstimator
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
-from tensor_dropout.sklearn.defaults import build_layer, check_number, is_matrix_of_rank_one
+from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.inputs import check_weights
 from tensor_dropout.sklearn.regressor import RegressionMixin
 from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
 from tensor_dropout.sklearn.ridge import Kind, RidgePath
 
-ALPHAS = (1e-4, 4e-4, 1.6e-3)
-"""The weights of ``alphas="auto"``."""
+ALPHAS = (0.25, 1.0, 4.0)
+"""``alphas="auto"``: multiples of what a single fit takes."""
 RIDGES: tuple[Kind, ...] = ("flattened ridge", "pooled ridge")
 
 
@@ -82,19 +82,16 @@ class SearchMixin(TensorEstimator):
             )
         return list(values)
 
-    def _alphas(self) -> list[float]:
-        return (
-            list(ALPHAS)
-            if isinstance(self.alphas, str) and self.alphas == "auto"
-            else self._listed("alphas", self.alphas)
-        )
+    def _alphas(self, usual: float = 1.0) -> list[float]:
+        """The weights to try; ``usual`` is that of a single fit."""
+        return [share * usual for share in ALPHAS] if is_auto(self.alphas) else self._listed("alphas", self.alphas)
 
     def _factorizations(self) -> list[str]:
         one = isinstance(self.factorization, str)
         return [self.factorization] if one else self._listed("factorization", self.factorization)
 
     def _ranks(self) -> list[Any]:
-        return ["auto"] if isinstance(self.ranks, str) and self.ranks == "auto" else self._listed("ranks", self.ranks)
+        return ["auto"] if is_auto(self.ranks) else self._listed("ranks", self.ranks)
 
     def _splits(self, x: Tensor, y: np.ndarray, groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
         """Row numbers to fit on and to judge on, one pair a fold."""
@@ -132,7 +129,9 @@ class SearchMixin(TensorEstimator):
             raise TensorDropoutError(f"{name}: cv={self.cv!r} leaves a fold empty for {n} rows; lower cv")
         return splits
 
-    def _grid(self, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> list[dict[str, Any]]:
+    def _grid(
+        self, input_shape: tuple[int, ...], output_shape: tuple[int, ...], usual_alpha: float
+    ) -> list[dict[str, Any]]:
         """All tensor candidates; none where there is no rank to choose."""
         if self._task == "regression" and is_matrix_of_rank_one(input_shape, output_shape):
             return []
@@ -141,7 +140,7 @@ class SearchMixin(TensorEstimator):
             for factorization in self._factorizations()
             for rank in self._ranks()
             for theta in self._listed("thetas", self.thetas)
-            for alpha in self._alphas()
+            for alpha in self._alphas(usual_alpha)
         ]
 
     def _search(
@@ -149,7 +148,7 @@ class SearchMixin(TensorEstimator):
     ) -> list[Candidate]:
         """Held-out predictions of every candidate."""
         shared = Search(self._task, seed, self.max_iter, self.tol, self.solver == "auto", self.modes, self.law)
-        grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]))
+        grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]), auto_alpha(weights, len(x)))
         candidates = [Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y)) for params in grid]
         with show_progress(type(self).__name__, len(grid) * len(splits), shown=bool(self.verbose)) as advance:
             if x.device.type == "cpu":
