@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -43,8 +43,11 @@ _HEADER = "tensor_dropout"
 _STRUCTURE = ("type", "input_shape", "output_shape", "rank", "bias")
 
 
-def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Write a layer, a network that can be built anew, or any model that contains such layers, to one file.
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def save(model: Any, path: str | os.PathLike[str]) -> None:
+    """Write a layer, a network that can be built anew, a model that contains such layers, or an estimator to one file.
 
     The file appears whole or not at all. DDP, DataParallel and ``torch.compile`` wrappers are looked through. What a
     parametrization (``torch.nn.utils.parametrize``) or pruning (``torch.nn.utils.prune``) adds is saved as it is: load
@@ -52,12 +55,15 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
 
     Args:
         model: a tensor regression layer, a module that contains some (after ``tensorize_``, for instance), or a network
-            with ``settings``; if that was changed since it was built, :func:`load` needs a model to fill.
+            with ``settings``; if that was changed since it was built, :func:`load` needs a model to fill. Or a fitted
+            estimator of ``tensor_dropout.sklearn``: its settings and all that its fit set come back, and it predicts
+            the same bit for bit. A setting that is no plain value, such as a splitter as ``cv`` or a ``RandomState``,
+            is not written, with a warning; the loaded estimator has the default there.
         path: where to write; ``.safetensors`` is the customary ending.
 
     Raises:
         TensorDropoutError: if the model has no tensor regression layer, a law without a name, pruned factors or
-            weights that share memory in another order.
+            weights that share memory in another order, or if an estimator is not fitted.
 
     Example:
         >>> import tempfile, os, torch, tensor_dropout as td
@@ -68,7 +74,7 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
         >>> bool((td.load(path).eval()(x) == head.eval()(x)).all())
         True
     """
-    model = _unwrap(model)
+    model = _unwrap(_as_network(model))
     _check_pruning(model)
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
     net = _describe_net(model)
@@ -96,6 +102,20 @@ def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
             raise _not_storable(model, target, error) from error
 
 
+def _as_network(model: Any) -> nn.Module:
+    """The network that an object stands for which is none: fitted estimators have a method of that name."""
+    if isinstance(model, nn.Module):
+        return model
+    make = getattr(model, "as_network", None)
+    if make is None or isinstance(model, type):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise TensorDropoutError(
+            f"save: takes a torch module or a fitted estimator of tensor_dropout.sklearn, got {what}"
+        )
+    network: nn.Module = make()
+    return network
+
+
 def _not_storable(model: nn.Module, target: Path, error: RuntimeError) -> TensorDropoutError:
     strided = [name for name, tensor in model.state_dict().items() if not tensor.is_contiguous()]
     if not strided:
@@ -106,23 +126,31 @@ def _not_storable(model: nn.Module, target: Path, error: RuntimeError) -> Tensor
     )
 
 
-def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+@overload
+def load(path: str | os.PathLike[str], model: None = None) -> Any: ...
+@overload
+def load(path: str | os.PathLike[str], model: Model) -> Model: ...
+def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
     """Read what :func:`save` wrote.
 
     Args:
         path: the file.
-        model: None if the file holds a bare layer or a network that can be built anew; else a model
+        model: None if the file holds an estimator, a bare layer or a network that can be built anew; else a model
             of the same structure, which is filled in place, its dropout settings included. A plain model gets the
             recorded surgery first: save after ``tensorize_``, load into the network as it was before.
 
     Returns:
-        The layer or the model, in the mode (train or eval) that it had. What is built anew has the dtypes of the file,
-        a model that is filled keeps its own.
+        The estimator, or the layer or the model, in the mode (train or eval) that it had. What is built anew has the
+        dtypes of the file, a model that is filled keeps its own.
 
     Raises:
         TensorDropoutError: if the file is not ours, of a newer version, of another structure than ``model``, or
             names a law that is not registered or is another one here; the model is then as it was.
     """
+    if model is not None and not isinstance(model, nn.Module):
+        raise TensorDropoutError(
+            f"load: model is a torch module to fill, got a {type(model).__name__}; an estimator is made by load(path)"
+        )
     config = _read_config(path)
     layers = config["layers"]
     built = None
@@ -149,7 +177,11 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Mod
             _set_dropouts(found, dropouts, exchange)
     for name, theta in thetas.items():  # plain dropout on the weight has no module that holds it
         found[name].theta = theta  # type: ignore[assignment]
-    return model
+    as_estimator: Any = getattr(built, "as_estimator", None)
+    if as_estimator is None:
+        return model
+    with _blaming(path):
+        return as_estimator()
 
 
 def builds_itself(path: str | os.PathLike[str]) -> bool:

@@ -15,4 +15,5 @@ from tensor_dropout.sklearn.regressor import TensorRegressor as TensorRegressor
 from tensor_dropout.sklearn.search import TensorClassifierCV as TensorClassifierCV
 from tensor_dropout.sklearn.search import TensorRegressorCV as TensorRegressorCV
 
+ESTIMATORS = ("TensorClassifier", "TensorClassifierCV", "TensorRegressor", "TensorRegressorCV")
 __all__ = ["TensorClassifier", "TensorClassifierCV", "TensorRegressor", "TensorRegressorCV"]

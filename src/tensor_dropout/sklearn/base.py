@@ -41,6 +41,10 @@ class MoveChannels(nn.Module):
         """Move them."""
         return x.movedim(self.axis, 1)
 
+    def extra_repr(self) -> str:
+        """The axis."""
+        return f"axis={self.axis}"
+
 
 class TensorEstimator(BaseEstimator):
     """Settings, fitting and prediction of all estimators; not used directly."""
@@ -85,7 +89,7 @@ class TensorEstimator(BaseEstimator):
             except (RuntimeError, AssertionError) as error:
                 raise TensorDropoutError(
                     f"{type(self).__name__}: device={self.device!r} cannot be used here ({str(error).splitlines()[0]})"
-                ) from error
+                ) from None
         return X.device if isinstance(X, Tensor) else torch.device("cpu")
 
     def _channels_first(self, x: Tensor) -> Tensor:
@@ -110,7 +114,7 @@ class TensorEstimator(BaseEstimator):
         self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], task: Any, seed: int
     ) -> tuple[nn.Module, Fit | None]:
         """One fit at given settings: the module that takes features as they came, channels first."""
-        output_shape = tuple(y.shape[1:])
+        name, output_shape = type(self).__name__, tuple(y.shape[1:])
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         complete = task == "regression" and not bool(y.isnan().any())
         if complete and is_matrix_of_rank_one(tuple(x.shape[1:]), output_shape):
@@ -126,11 +130,12 @@ class TensorEstimator(BaseEstimator):
             settings["theta"],
             self.modes,
             self.law,
+            where=name,
             device=x.device,
             dtype=dtype,
         )
         prepared = Prepared(x, y.to(dtype), weights, task)
-        with show_progress(type(self).__name__, self.max_iter, shown=bool(self.verbose)) as advance:
+        with show_progress(name, self.max_iter, shown=bool(self.verbose)) as advance:
             ended, _ = fit(
                 layer,
                 prepared,
@@ -159,18 +164,23 @@ class TensorEstimator(BaseEstimator):
 
     def _keep(self, module: nn.Module, settings: dict[str, Any], x: Tensor) -> None:
         """Set what is public after a fit."""
-        axis = self.channel_axis
-        moved = not isinstance(axis, int) or axis % x.ndim != 1
-        self.layer_ = nn.Sequential(MoveChannels(axis), module) if moved else module
+        moved = self.channel_axis % x.ndim != 1
+        self.layer_ = nn.Sequential(MoveChannels(self.channel_axis), module) if moved else module
         layer = self._regression()
         self.method_ = settings.get("method", settings["factorization"] if layer is not None else "ridge")
         self.rank_ = None if layer is None else layer.rank
         self.theta_ = None if layer is None else (1.0 if layer.dropout is None else float(settings["theta"]))
-        self.alpha_ = float(settings["alpha"])
+        self.alpha_: float | None = float(settings["alpha"])
 
     def _regression(self) -> TensorRegression | None:
         """The tensor regression in ``layer_``; None where ridge won."""
         return next((module for module in self.layer_.modules() if isinstance(module, TensorRegression)), None)
+
+    def as_network(self) -> nn.Module:
+        """What :func:`td.save` writes: a module with the fitted layer, the arrays of the fit and the settings."""
+        from tensor_dropout.sklearn.files import describe
+
+        return describe(self)
 
     # Prediction.
 
@@ -181,19 +191,10 @@ class TensorEstimator(BaseEstimator):
         x = check_features(self, X, fitting=False)
         like = next(self.layer_.parameters())
         rows = max(1, PREDICTED_AT_ONCE // max(1, x[0].numel()))
-        parts = [self._moments_of(part.to(like), variance) for part in x.split(rows)]
-        mean = torch.cat([part[0] for part in parts])
-        return mean, torch.cat([part[1] for part in parts]) if variance else None
-
-    def _moments_of(self, x: Tensor, variance: bool) -> tuple[Tensor, Tensor]:
-        layer = self._regression()
-        if not variance or layer is None or layer.dropout is None:
-            mean = self.layer_(x)
-            return mean, torch.zeros_like(mean)
-        moved = x if layer is self.layer_ else MoveChannels(self.channel_axis)(x)
-        moments = layer.moments(moved)
-        assert isinstance(moments, Moments)
-        return moments.mean, moments.variance
+        if not variance:
+            return torch.cat([self.layer_(part.to(like)) for part in x.split(rows)]), None
+        parts = [moments_of(self.layer_, part.to(like)) for part in x.split(rows)]
+        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
     def _like_input(self, values: Tensor, X: Any) -> Any:
         """A tensor for a tensor, else a NumPy array."""
@@ -203,26 +204,31 @@ class TensorEstimator(BaseEstimator):
 
     @property
     def coef_(self) -> np.ndarray:
-        """The weight W, (*input_shape, *output_shape), of features as they came."""
+        """The weight W of features as they came: (*input_shape, *output_shape), or (*input_shape,) for y of shape (n,).
+
+        ``np.tensordot(X, coef_, len(input_shape_)) + intercept_`` is the prediction, or the logits.
+        """
         check_is_fitted(self, "layer_")
         layer = self._regression()
         if layer is not None:
             weight = layer.dense_weight().detach()
-            front = len(layer.input_shape)
         else:
-            weight, front = plain_weight(self.layer_, self._channels_first_shape(), self.output_shape_), 0
-            front = len(self.input_shape_)
-        weight = weight.movedim(0, self._channel_position()) if front > 1 else weight
-        return weight.cpu().numpy()
+            weight = plain_weight(self.layer_, self._channels_first_shape(), self.output_shape_)
+        weight = weight.movedim(0, self._channel_position())
+        return self._shape_like_y(weight, -1).cpu().numpy()
 
     @property
     def intercept_(self) -> np.ndarray:
-        """The bias b, (*output_shape), of features as they came: what is predicted for zeros."""
+        """The bias b of features as they came, (*output_shape), or () for y of shape (n,): the prediction for zeros."""
         check_is_fitted(self, "layer_")
         like = next(self.layer_.parameters())
         with torch.no_grad():
-            at_zero = self.layer_(torch.zeros((1, *self.input_shape_), dtype=like.dtype, device=like.device))
-        return at_zero[0].cpu().numpy()
+            at_zero = self.layer_(torch.zeros((1, *self.input_shape_), dtype=like.dtype, device=like.device))[0]
+        return self._shape_like_y(at_zero, -1).cpu().numpy()
+
+    def _shape_like_y(self, values: Tensor, axis: int = 1) -> Tensor:
+        """Without the axis of the one output, if y had none."""
+        return values.squeeze(axis) if getattr(self, "flat_target_", False) else values
 
     def _channel_position(self) -> int:
         return self.channel_axis % (len(self.input_shape_) + 1) - 1
@@ -234,8 +240,20 @@ class TensorEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.required = True
-        tags.input_tags.sparse = False
+        tags.input_tags.three_d_array = True
         return tags
+
+
+@torch.no_grad()
+def moments_of(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and exact variance over the masks of a fitted module: a layer, alone or behind :class:`MoveChannels`."""
+    layer = module[-1] if isinstance(module, nn.Sequential) else module
+    if not isinstance(layer, TensorRegression) or layer.dropout is None:
+        mean = module(x)
+        return mean, torch.zeros_like(mean)
+    moments = layer.moments(module[:-1](x) if isinstance(module, nn.Sequential) else x)
+    assert isinstance(moments, Moments)
+    return moments.mean, moments.variance
 
 
 def ridge_of_rank_one(x: Tensor, y: Tensor, weights: Tensor | None) -> RidgePath:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import scipy.sparse
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
@@ -15,7 +16,7 @@ from torch import Tensor
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.sklearn.base import TensorEstimator
-from tensor_dropout.sklearn.inputs import check_weights
+from tensor_dropout.sklearn.inputs import as_array, check_weights
 
 
 class ClassificationMixin(ClassifierMixin):
@@ -41,6 +42,11 @@ class ClassificationMixin(ClassifierMixin):
         clipped = outputs.clamp(min=1e-6, max=1)
         return clipped / clipped.sum(-1, keepdim=True)
 
+    def predict_log_proba(self, X: Any) -> Any:
+        """The logarithm of :meth:`predict_proba`."""
+        probabilities = self.predict_proba(X)
+        return probabilities.log() if isinstance(probabilities, Tensor) else np.log(probabilities)
+
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each sample."""
         logits, _ = self._moments(X, variance=False)
@@ -51,7 +57,11 @@ class ClassificationMixin(ClassifierMixin):
         name = type(self).__name__
         if y is None:
             raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
-        values = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else y, warn=True)
+        if scipy.sparse.issparse(y):
+            raise TensorDropoutError(
+                f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()"
+            )
+        values = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else as_array(y, "y", name), warn=True)
         if len(values) != n:
             raise TensorDropoutError(
                 f"{name}: Found input variables with inconsistent numbers of samples: X has {n} rows, y has "
@@ -59,6 +69,9 @@ class ClassificationMixin(ClassifierMixin):
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise TensorDropoutError(f"{name}: Input y contains NaN or infinity; leave those rows out of X and y")
+        if values.dtype.kind == "O" and len({type(value) for value in values}) > 1:
+            kinds = sorted({type(value).__name__ for value in values})
+            raise TensorDropoutError(f"{name}: y mixes {', '.join(kinds)}; give all classes names, or all numbers")
         check_classification_targets(values)
         self.classes_, numbers = np.unique(values, return_inverse=True)
         if len(self.classes_) < 2:
@@ -74,7 +87,7 @@ class ClassificationMixin(ClassifierMixin):
             return weights
         values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
         balance = torch.from_numpy(compute_sample_weight(self.class_weight, values)).to(x.device)
-        return balance if weights is None else weights * balance
+        return check_weights(type(self).__name__, balance if weights is None else weights * balance, x)
 
 
 def one_hot(numbers: np.ndarray, classes: int, like: Tensor) -> Tensor:

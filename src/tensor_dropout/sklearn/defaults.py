@@ -18,7 +18,6 @@ MOST_OUTPUTS = 32
 LARGE = 8
 """A rank axis below this is never masked by "auto": of two outputs or seven positions none can be spared."""
 
-
 ALPHA = 0.04
 """``alpha="auto"`` is this over the sum of the sample weights: the norms count less the more samples there are."""
 
@@ -63,6 +62,7 @@ def build_layer(
     modes: Any,
     law: Any,
     *,
+    where: str = "TensorRegressor",
     keep_mask: bool = False,
     **factory: Any,
 ) -> TensorRegression:
@@ -76,10 +76,11 @@ def build_layer(
         theta: the keep probability; 1 for no dropout.
         modes: "auto", or what :class:`td.TensorDropout` takes.
         law: of the masks.
+        where: the estimator, for messages.
         keep_mask: keep the dropout at θ = 1 too.
         factory: device and dtype.
     """
-    layer_class = get_format(factorization, "TensorRegressor", "factorization").layer
+    layer_class = get_format(factorization, where, "factorization").layer
     rank = auto_rank(factorization, input_shape, output_shape) if is_auto(rank) else rank
     with unwarned():
         layer = layer_class(input_shape, output_shape, rank, init="normal", **factory)

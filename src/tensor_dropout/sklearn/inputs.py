@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 import torch
-from sklearn.utils.validation import _num_features, column_or_1d, validate_data
+from sklearn.utils.validation import column_or_1d, validate_data
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
@@ -31,13 +31,13 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
     name = type(estimator).__name__
     if scipy.sparse.issparse(X):
         raise TensorDropoutError(f"{name}: sparse input is not supported, got {type(X).__name__}; call X.toarray()")
-    if not isinstance(X, Tensor):
-        X = np.asarray(X) if not hasattr(X, "iloc") else X  # a data frame keeps its names
+    if not isinstance(X, Tensor) and not hasattr(X, "iloc"):  # a data frame keeps its names
+        X = as_array(X, "X", name)
     if not isinstance(X, Tensor) and X.ndim <= 2:
         small = validate_data(estimator, X, reset=fitting, dtype=None, ensure_all_finite=False, ensure_min_samples=1)
         X = numeric(small, "X", name)
     elif not isinstance(X, Tensor):
-        X = numeric(np.asarray(X), "X", name)
+        X = numeric(X, "X", name)
     x = as_tensor(X)
     if x.is_complex():
         raise TensorDropoutError(f"{name}: Complex data not supported, got X of {x.dtype}; pass its real parts")
@@ -51,8 +51,10 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
         x = x.float()
     _check_finite(x, "X", name)
     if fitting:
-        estimator.n_features_in_ = _num_features(X) if not isinstance(X, Tensor) else x.shape[1]
+        estimator.n_features_in_ = x.shape[1]
         estimator.input_shape_ = tuple(x.shape[1:])
+        if x.ndim > 2 or isinstance(X, Tensor):
+            vars(estimator).pop("feature_names_in_", None)  # of an earlier fit
     elif tuple(x.shape[1:]) != estimator.input_shape_:
         if x.ndim == 2 and len(estimator.input_shape_) == 1:
             raise TensorDropoutError(
@@ -64,18 +66,26 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
     return x
 
 
+def as_array(values: Any, what: str, name: str) -> np.ndarray:
+    """Nested lists, or what else NumPy takes, as an array; rows of unequal length are refused."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise TensorDropoutError(
+            f"{name}: {what} must be an array of numbers, its rows of equal shape: {error}"
+        ) from None
+
+
 def numeric(array: np.ndarray, what: str, name: str) -> np.ndarray:
     """An array of numbers; strings and objects that are no numbers are refused."""
     if array.dtype.kind in "OUS":
         try:
             return np.asarray(array, dtype=np.float64)
         except (TypeError, ValueError) as error:
-            kind = (
-                TypeError if isinstance(error, TypeError) else TensorDropoutError
-            )  # what scikit-learn's checks expect
+            kind = TypeError if isinstance(error, TypeError) else TensorDropoutError  # as scikit-learn's checks expect
             raise kind(
                 f"{name}: {what} must hold numbers, got dtype {array.dtype}: {error}; convert it first"
-            ) from error
+            ) from None
     return array
 
 
@@ -104,7 +114,7 @@ def check_targets(name: str, y: Any, n: int) -> Tensor:
     if scipy.sparse.issparse(y):
         raise TensorDropoutError(f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()")
     if not isinstance(y, Tensor):
-        y = numeric(np.asarray(y), "y", name)
+        y = numeric(as_array(y, "y", name), "y", name)
     y = as_tensor(y)
     if y.is_complex():
         raise TensorDropoutError(f"{name}: Complex data not supported, got y of {y.dtype}")
@@ -113,7 +123,9 @@ def check_targets(name: str, y: Any, n: int) -> Tensor:
         raise TensorDropoutError(
             f"{name}: Found input variables with inconsistent numbers of samples: X has {n} rows, y has {rows}"
         )
-    y = y if y.is_floating_point() else y.double()
+    if 0 in y.shape:
+        raise TensorDropoutError(f"{name}: y is empty: {tuple(y.shape)}")
+    y = y if y.dtype in (torch.float32, torch.float64) else y.double()
     if bool(y.isinf().any()):
         raise TensorDropoutError(f"{name}: y contains infinity; clean the targets, or write NaN for a missing one")
     empty = y.isnan().flatten(1).all(1) if y.ndim > 1 else y.isnan()
@@ -145,7 +157,7 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor | None:
     if weights is None:
         return None
     if not isinstance(weights, Tensor):
-        weights = np.asarray(weights)
+        weights = numeric(as_array(weights, "sample_weight", name), "sample_weight", name)
         weights = np.full(len(x), float(weights)) if weights.ndim == 0 else weights
         weights = column_or_1d(weights) if weights.ndim == 2 and weights.shape[1] == 1 else weights
     w = as_tensor(weights).to(x.device).double()

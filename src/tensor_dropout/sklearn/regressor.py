@@ -12,12 +12,13 @@ from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.model_selection import KFold
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
+from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, moments_of
 from tensor_dropout.sklearn.defaults import check_number
 from tensor_dropout.sklearn.inputs import check_targets, check_varies, check_weights
 
@@ -85,10 +86,13 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         scikit-learn's own metrics, such as ``scoring="r2"``, take y of shape (n,) or (n, k) only.
         """
         predicted = self.predict(X)
-        as_rows = lambda values: np.asarray(  # noqa: E731
-            values.cpu() if isinstance(values, Tensor) else values
-        ).reshape(len(predicted), -1)
-        return float(r2_score(as_rows(y), as_rows(predicted), sample_weight=sample_weight))
+        targets, predicted = (np.asarray(each.cpu() if isinstance(each, Tensor) else each) for each in (y, predicted))
+        if targets.shape != predicted.shape and targets.shape != (*predicted.shape, 1):
+            raise TensorDropoutError(
+                f"{type(self).__name__}.score: y has the shape {targets.shape}, the predictions {predicted.shape}"
+            )
+        rows = (len(predicted), -1)
+        return float(r2_score(targets.reshape(rows), predicted.reshape(rows), sample_weight=sample_weight))
 
     def _total_std(self, variance: Tensor) -> Tensor:
         if self.noise_variance_ is None:
@@ -101,15 +105,19 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             return variance.sqrt()
         return (variance + torch.from_numpy(self.noise_variance_).to(variance)).sqrt()
 
-    def _shape_like_y(self, values: Tensor) -> Tensor:
-        return values.squeeze(1) if self.flat_target_ else values
+    def _keep_residuals(self, y: Tensor, mean: Tensor, variance: Tensor, weights: Tensor | None) -> None:
+        """From held-out predictions (n, *output_shape): the noise beside the masks' spread, and scaled residuals.
 
-    def _keep_residuals(self, y: np.ndarray, mean: np.ndarray, variance: np.ndarray) -> None:
-        """From held-out predictions (n, *output_shape): the noise beside the masks' spread, and scaled residuals."""
-        errors = y - mean
-        self.noise_variance_ = np.maximum(np.nanmean(errors**2 - variance, axis=0), 0.0)
-        std = np.sqrt(variance + self.noise_variance_)
-        self.residuals_ = errors / np.where(std > 0, std, 1.0)
+        Rows of weight 0 do not count.
+        """
+        w = y.new_ones(len(y)) if weights is None else weights.to(y)
+        errors, variance, w = (y - mean)[w > 0], variance[w > 0], w[w > 0]
+        known = w.view(-1, *[1] * (y.ndim - 1)) * ~errors.isnan()
+        noise = (known * (errors.square() - variance).nan_to_num()).sum(0) / known.sum(0).clamp(min=1e-30)
+        noise = noise.clamp(min=0)
+        std = (variance + noise).sqrt()
+        self.noise_variance_ = noise.cpu().numpy()
+        self.residuals_ = (errors / torch.where(std > 0, std, 1.0)).cpu().numpy()
 
     def _checked_targets(self, y: Any, x: Tensor) -> Tensor:
         """(n, *output_shape) on the device of x; one output for a vector."""
@@ -148,10 +156,13 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
     Attributes:
         layer_: the fitted module: ``layer_(X)`` on features as they came is ``predict(X)``. A tensor regression layer,
             or ``nn.Linear`` where X is a vector and y a number: there is no rank then, and the fit is plain ridge.
-        coef_: the dense weight.
+        coef_: the dense weight, (*input_shape, *output_shape); without the last for y of shape (n,).
         intercept_: the bias.
         method_: "cp", "tucker", .. or "ridge".
-        rank_, theta_, alpha_: as used; None for ridge.
+        rank_, theta_: as used; None for ridge.
+        alpha_: as used.
+        input_shape_, output_shape_: of a sample and of its target; (1,) for y of shape (n,).
+        n_features_in_: the size of axis 1 of X, as scikit-learn has it.
         n_iter_: the number of iterations.
         loss_curve_: the objective after each of them.
         noise_variance_: variance of held-out residuals beside that of the masks, per output; None without calibration.
@@ -234,12 +245,12 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         folds = KFold(n_folds, shuffle=True, random_state=seed % 2**31)
         for train, test in folds.split(np.empty(len(x))):
             part = None if weights is None else weights[train]
-            module, _ = self._fit_module(x[train], y[train], part, settings, "regression", seed)
-            self.layer_ = module
-            rows = x[test].to(next(module.parameters()))
-            with torch.no_grad():
-                mean[test], variance[test] = (each.to(y.dtype) for each in self._moments_of(rows, True))
-        self._keep_residuals(y.cpu().numpy(), mean.cpu().numpy(), variance.cpu().numpy())
+            module, ended = self._fit_module(x[train], y[train], part, dict(settings), "regression", seed)
+            if ended is not None and ended.interrupted:
+                raise KeyboardInterrupt
+            held_out = moments_of(module, x[test].to(next(module.parameters())))
+            mean[test], variance[test] = (each.to(y.dtype) for each in held_out)
+        self._keep_residuals(y, mean, variance, weights)
 
     @classmethod
     def from_layer(cls, layer: TensorRegression, **settings: Any) -> TensorRegressor:
@@ -254,18 +265,26 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
                 f"{cls.__name__}.from_layer: takes a tensor regression layer, got {type(layer).__name__}"
             )
         estimator = cls(**settings)
-        estimator._take_layer(layer)
+        estimator._check_settings()
+        estimator._take_layer(layer.eval())
         return estimator
 
     def _take_layer(self, layer: TensorRegression) -> None:
-        """Be fitted with a layer whose channels come first."""
-        self.input_shape_, self.output_shape_ = layer.input_shape, layer.output_shape
-        self.n_features_in_ = layer.input_shape[0]
-        self.flat_target_ = layer.output_shape == (1,)
-        self.layer_ = layer.eval()
-        config = layer.config()
-        self.method_, self.rank_ = config["type"], layer.rank
+        """Be fitted with a layer, whose channels come first."""
+        channels, *space = layer.input_shape
+        if not -len(layer.input_shape) <= self.channel_axis <= len(layer.input_shape):
+            raise TensorDropoutError(
+                f"{type(self).__name__}.from_layer: channel_axis={self.channel_axis}, but X has the axes 0 to "
+                f"{len(layer.input_shape)}"
+            )
+        position = self.channel_axis % (len(space) + 2) - 1
+        self.input_shape_ = (*space[:position], channels, *space[position:])
+        self.n_features_in_ = self.input_shape_[0]
+        self.output_shape_, self.flat_target_ = layer.output_shape, layer.output_shape == (1,)
+        self.layer_ = nn.Sequential(MoveChannels(self.channel_axis), layer).eval() if position else layer
+        self.method_ = next(name for name, format in FORMATS.items() if format.layer is type(layer))
+        self.rank_ = layer.rank
         self.theta_ = 1.0 if layer.dropout is None else float(layer.dropout.theta)
-        self.alpha_ = float("nan")
+        self.alpha_ = None
         self.n_iter_, self.loss_curve_ = 0, []
         self.noise_variance_ = self.residuals_ = None

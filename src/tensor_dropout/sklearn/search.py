@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from joblib import Parallel, delayed, effective_n_jobs
+from scipy.stats import rankdata
 from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fit_many
-from tensor_dropout.layers.moments import Moments
-from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance, show_progress
-from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.base import TensorEstimator, moments_of
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.inputs import check_weights
@@ -93,7 +92,9 @@ class SearchMixin(TensorEstimator):
     def _ranks(self) -> list[Any]:
         return ["auto"] if is_auto(self.ranks) else self._listed("ranks", self.ranks)
 
-    def _splits(self, x: Tensor, y: np.ndarray, groups: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    def _splits(
+        self, x: Tensor, y: np.ndarray, weights: Tensor | None, groups: Any
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
         """Row numbers to fit on and to judge on, one pair a fold."""
         name, n = type(self).__name__, len(x)
         if groups is not None:
@@ -101,7 +102,8 @@ class SearchMixin(TensorEstimator):
             if groups.ndim != 1 or len(groups) != n:
                 raise TensorDropoutError(f"{name}: groups has one entry per row of X, ({n},), got {groups.shape}")
         splitter = self.cv
-        if isinstance(splitter, bool) or splitter is None or isinstance(splitter, str):
+        usable = isinstance(splitter, int | np.integer) or np.iterable(splitter) or hasattr(splitter, "split")
+        if isinstance(splitter, bool | str) or not usable:
             raise TensorDropoutError(f"{name}: cv is a number of folds or a splitter, got {splitter!r}")
         if isinstance(splitter, int | np.integer):
             check_number(name, "cv", splitter, 2, float("inf"), kind="int")
@@ -127,6 +129,10 @@ class SearchMixin(TensorEstimator):
         splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter]
         if not splits or any(len(train) < 2 or len(test) == 0 for train, test in splits):
             raise TensorDropoutError(f"{name}: cv={self.cv!r} leaves a fold empty for {n} rows; lower cv")
+        if weights is not None and any(not bool((weights[rows] > 0).any()) for split in splits for rows in split):
+            raise TensorDropoutError(
+                f"{name}: sample_weight is 0 in all rows of a fold; leave such rows out, or lower cv"
+            )
         return splits
 
     def _grid(
@@ -177,6 +183,7 @@ class SearchMixin(TensorEstimator):
         """On a CPU: a task for each fold and each θ of a format; with several jobs, one thread in each process."""
         alone = effective_n_jobs(self.n_jobs) == 1
         tasks = [(fold, group) for group in grouped(candidates) for fold in range(len(splits))]
+        x = x.float() if x.dtype == torch.bfloat16 else x  # NumPy has no such numbers
         arrays = (x.numpy(), y.numpy(), None if weights is None else weights.numpy())
         run = delayed(fit_fold)
         results = Parallel(n_jobs=self.n_jobs, return_as="generator")(
@@ -186,7 +193,8 @@ class SearchMixin(TensorEstimator):
         for (fold, group), held_out in zip(tasks, results, strict=True):
             for k, (mean, variance, seconds) in zip(group, held_out, strict=True):
                 test = splits[fold][1]
-                candidates[k].mean[test], candidates[k].variance[test] = map(torch.from_numpy, (mean, variance))
+                candidates[k].mean[test] = torch.from_numpy(mean).to(y.dtype)
+                candidates[k].variance[test] = torch.from_numpy(variance).to(y.dtype)
                 candidates[k].seconds.append(seconds)
             advance(len(group))
 
@@ -207,8 +215,9 @@ class SearchMixin(TensorEstimator):
             "params": [candidate.params for candidate in candidates],
             "mean_test_score": mean,
             "std_test_score": scores.std(1),
-            "rank_test_score": (-mean).argsort(kind="stable").argsort(kind="stable") + 1,
+            "rank_test_score": rankdata(-mean, method="min").astype(np.int32),
             "mean_fit_time": np.array([np.mean(candidate.seconds) for candidate in candidates]),
+            "std_fit_time": np.array([np.std(candidate.seconds) for candidate in candidates]),
         }
         for key in ("method", "rank", "theta", "alpha"):
             self.cv_results_[f"param_{key}"] = np.array(
@@ -238,6 +247,19 @@ class SearchMixin(TensorEstimator):
         from tensor_dropout.sklearn.picture import draw_search
 
         return draw_search(self, path)
+
+
+def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The mean over the samples, where it is known; (n, ...) -> (...)."""
+    w = values.new_ones(len(values)) if weights is None else weights.to(values)
+    share = w.view(-1, *[1] * (values.ndim - 1)) * ~values.isnan()
+    return (share * values.nan_to_num()).sum(0) / share.sum(0).clamp(min=1e-30)
+
+
+def weighted_variance(values: Tensor, weights: Tensor | None) -> Tensor:
+    """The variance over the samples, where known; exactly 0 for what is constant."""
+    varies = (values.nan_to_num(nan=float("-inf")).amax(0) - values.nan_to_num(nan=float("inf")).amin(0)) > 0
+    return weighted_mean((values - weighted_mean(values, weights)).square(), weights) * varies
 
 
 def grouped(candidates: list[Candidate]) -> list[list[int]]:
@@ -279,7 +301,7 @@ def fit_fold(
         )  # fmt: skip
         if ended.interrupted:
             raise KeyboardInterrupt
-        mean, variance = held_out_moments(layer, held_out)
+        mean, variance = moments_of(layer.eval(), held_out)
         answers.append((mean.numpy(), variance.numpy(), time.perf_counter() - began))
     return answers
 
@@ -323,21 +345,9 @@ def search_in_one_program(
         seconds = (time.perf_counter() - began) / len(problems)
         for (k, fold), (filled, _) in zip(problems, fits, strict=True):
             test = torch.from_numpy(splits[fold][1]).to(x.device)
-            mean, variance = held_out_moments(filled, x[test].to(dtype))
+            mean, variance = moments_of(filled.eval(), x[test].to(dtype))
             candidates[k].mean[test], candidates[k].variance[test] = mean.to(y.dtype), variance.to(y.dtype)
             candidates[k].seconds.append(seconds)
-
-
-@torch.no_grad()
-def held_out_moments(layer: TensorRegression, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of a fitted layer over its masks."""
-    layer.eval()
-    if layer.dropout is None:
-        mean = layer(x)
-        return mean, torch.zeros_like(mean)
-    moments = layer.moments(x)
-    assert isinstance(moments, Moments)
-    return moments.mean, moments.variance
 
 
 def ridge_paths(x: Tensor, y: Tensor, weights: Tensor | None) -> Iterator[RidgePath]:
@@ -464,21 +474,28 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         targets = self._checked_targets(y, x)
         weights = check_weights(type(self).__name__, sample_weight, x)
         seed = self._seed()
-        splits = self._splits(x, targets.cpu().numpy(), groups)
+        splits = self._splits(x, targets.cpu().numpy(), weights, groups)
         candidates = self._search(x, targets, weights, splits, seed)
-        spread = np.nanvar(targets.cpu().numpy(), axis=0)
-        scores = np.array([[self._r2(targets, each, test, spread) for _, test in splits] for each in candidates])
+        spread = weighted_variance(targets, weights)
+        scores = np.array(
+            [[self._r2(targets, each, test, spread, weights) for _, test in splits] for each in candidates]
+        )
         chosen = self._finish(candidates, scores, x, targets, weights, seed)
         seen = np.unique(np.concatenate([test for _, test in splits]))
-        self._keep_residuals(*(each[seen].cpu().numpy() for each in (targets, chosen.mean, chosen.variance)))
+        held_out = (targets[seen], chosen.mean[seen], chosen.variance[seen])
+        self._keep_residuals(*held_out, None if weights is None else weights[seen])
         return self
 
     @staticmethod
-    def _r2(y: Tensor, candidate: Candidate, test: np.ndarray, spread: np.ndarray) -> float:
-        """1 - squared error over the variance of all samples, averaged over the outputs that vary."""
-        errors = ((y[test] - candidate.mean[test]).square()).cpu().numpy()
-        ratio = np.nanmean(errors, axis=0)[spread > 0] / spread[spread > 0]
-        return float(1 - ratio.mean()) if np.isfinite(ratio).all() else float("-inf")
+    def _r2(y: Tensor, candidate: Candidate, test: np.ndarray, spread: Tensor, weights: Tensor | None) -> float:
+        """1 - squared error over the variance of all samples, averaged over the outputs that vary and are known."""
+        known = ~y[test].isnan()
+        w = None if weights is None else weights[test]
+        errors = (y[test] - candidate.mean[test]).square().masked_fill(~known, float("nan"))
+        judged = (spread > 0) & (known.any(0) if w is None else known[w > 0].any(0))
+        ratio = weighted_mean(errors, w)[judged] / spread[judged]
+        broken = not bool(candidate.mean[test].isfinite().all())
+        return float("-inf") if broken or ratio.numel() == 0 else float(1 - ratio.mean())
 
 
 class TensorClassifierCV(ClassificationMixin, SearchMixin):
@@ -563,14 +580,15 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         numbers = self._checked_classes(y, len(x))
         weights = self._weights(sample_weight, y, x)
         seed = self._seed()
-        splits = self._splits(x, numbers, groups)
+        splits = self._splits(x, numbers, weights, groups)
         targets = one_hot(numbers, len(self.classes_), x)
         candidates = self._search(x, targets, weights, splits, seed)
-        scores = np.array([[self._brier(targets, each, test) for _, test in splits] for each in candidates])
+        scores = np.array([[self._brier(targets, each, test, weights) for _, test in splits] for each in candidates])
         self._finish(candidates, scores, x, targets, weights, seed)
         return self
 
-    def _brier(self, y: Tensor, candidate: Candidate, test: np.ndarray) -> float:
+    def _brier(self, y: Tensor, candidate: Candidate, test: np.ndarray, weights: Tensor | None) -> float:
         probabilities = self._probabilities(candidate.mean[test], candidate.method)
-        score = float(1 - (probabilities - y[test]).square().sum(-1).mean())
+        errors = (probabilities - y[test]).square().sum(-1)
+        score = float(1 - weighted_mean(errors, None if weights is None else weights[test]))
         return score if np.isfinite(score) else float("-inf")
