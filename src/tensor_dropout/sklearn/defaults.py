@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
@@ -82,7 +83,8 @@ def build_layer(
     """
     layer_class = get_format(factorization, where, "factorization").layer
     rank = auto_rank(factorization, input_shape, output_shape) if is_auto(rank) else rank
-    with unwarned():
+    devices = [factory["device"]] if getattr(factory.get("device"), "type", "cpu") == "cuda" else []
+    with unwarned(), torch.random.fork_rng(devices=devices):  # the fit draws its own start, from random_state
         layer = layer_class(input_shape, output_shape, rank, init="normal", **factory)
         if theta == 1 and not keep_mask:
             return layer
@@ -112,6 +114,6 @@ def check_number(
     number = isinstance(value, (int, float)) or hasattr(value, "__float__")
     if kind == "int":
         number = isinstance(value, int) or hasattr(value, "__index__")
-    if isinstance(value, (bool, str)) or not number or not low <= float(value) <= high:
+    if isinstance(value, (bool, str)) or not number or not low <= float(value) <= high or float(value) == float("inf"):
         span = f"from {low:g} to {high:g}" if high < float("inf") else f"of at least {low:g}"
         raise TensorDropoutError(f"{name}: {setting} is a number {span}, got {value!r}")
