@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.moments import ExactMoments
 from tensor_dropout.layers.regression import TensorRegression
 
@@ -41,7 +42,7 @@ class Projection:
     def forward(self, U: Tensor) -> Tensor:
         """(P, r, K) -> (P, K, n, *space)."""
         W = U if self.basis is None else self.basis @ U
-        G = (W.mT.reshape(-1, self.shape[0]) @ self.x).view(*W.shape[::2], *self.shape[1:])
+        G = (W.mT.reshape(len(W) * W.shape[2], self.shape[0]) @ self.x).view(*W.shape[::2], *self.shape[1:])
         if self.center is not None:
             shift = torch.einsum("pck,pc->pk", W, self.center)
             G -= shift.view(*shift.shape, *[1] * (G.ndim - 2))
@@ -50,7 +51,7 @@ class Projection:
     def backward(self, dG: Tensor) -> Tensor:
         """The gradient: (P, K, n, *space) -> (P, r, K)."""
         P, K = dG.shape[:2]
-        dW = (dG.reshape(P * K, -1) @ self.x.mT).view(P, K, -1).mT
+        dW = (dG.reshape(P * K, -1) @ self.x.mT).view(P, K, self.shape[0]).mT
         if self.center is not None:
             dW = dW - torch.einsum("pk,pc->pck", dG.flatten(2).sum(-1), self.center)
         return dW if self.basis is None else self.basis.mT @ dW
@@ -132,6 +133,8 @@ class ExpectedLoss:
         task: Task,
         eliminate: bool = True,
     ) -> None:
+        if task == "regression" and layer.bias is None:
+            raise TensorDropoutError("fit: a layer without a bias cannot hold the mean of the targets; use bias=True")
         self.projection, self.alpha = projection, alpha.double()
         self.theta = theta
         self.n_outputs = math.prod(layer.output_shape)
@@ -181,7 +184,7 @@ class ExpectedLoss:
     def unpack(self, z: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """The inverse of :meth:`pack`: views."""
         end = self.projection.size * self.K
-        U, others = z[:, :end].view(len(z), -1, self.K), {}
+        U, others = z[:, :end].view(len(z), self.projection.size, self.K), {}
         for name, shape in self.others.items():
             others[name] = z[:, end : end + shape.numel()].view(len(z), *shape)
             end += shape.numel()
