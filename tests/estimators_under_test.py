@@ -21,6 +21,12 @@ def make_data(shape=(6, 4, 3), outputs=(2,), n=40, dtype=np.float32, noise=0.1, 
     return X.astype(dtype), y.astype(np.float64 if dtype == np.float64 else np.float32)
 
 
+def make_classes(shape=(6, 4, 3), classes=3, n=60, dtype=np.float32, seed=0):
+    """Features, and for each sample which of some linear maps of rank two is the largest: numbers from 0."""
+    X, scores = make_data(shape, (classes,), n, dtype, seed=seed)
+    return X, ((scores - scores.mean(0)) / scores.std(0)).argmax(1)
+
+
 def fit_quietly(model, *data, **arguments):
     """Fit where it does not matter whether it converged."""
     with warnings.catch_warnings():

@@ -43,9 +43,11 @@ class ClassificationMixin(ClassifierMixin):
         return clipped / clipped.sum(-1, keepdim=True)
 
     def predict_log_proba(self, X: Any) -> Any:
-        """The logarithm of :meth:`predict_proba`."""
-        probabilities = self.predict_proba(X)
-        return probabilities.log() if isinstance(probabilities, Tensor) else np.log(probabilities)
+        """The logarithm of :meth:`predict_proba`, finite where a probability is too small for a number."""
+        outputs, _ = self._moments(X, variance=False)
+        ridge = "ridge" in self.method_
+        logs = self._probabilities(outputs, self.method_).log() if ridge else outputs.log_softmax(-1)
+        return self._like_input(logs, X)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each sample."""
