@@ -14,6 +14,7 @@ from tensor_dropout.fitting.objective import ExpectedLoss, Projection, Task
 from tensor_dropout.fitting.statistics import (
     Axes,
     Scale,
+    StoredBlocks,
     channel_scale,
     identity_axes,
     pad_axes,
@@ -25,6 +26,8 @@ from tensor_dropout.layers.regression import TensorRegression
 
 MAX_ITER = 150
 TOL = 5e-3
+MADE_AT_ONCE = 2**28
+"""How many numbers many problems make of a block of features."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,11 @@ class Prepared:
         y: (n, *output_shape), NaN where missing; for classification class probabilities (n, O).
         weights: (n,), not negative; None for equal ones.
         task: "regression" or "classification".
+        batch_size: how many samples are held in working precision; the features are then read anew in each iteration,
+            and may be larger than memory. None holds all of them.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None, task: Task) -> None:
+    def __init__(self, x: Tensor, y: Tensor, weights: Tensor | None, task: Task, batch_size: int | None = None) -> None:
         n = len(x)
         self.task: Task = task
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -63,8 +68,12 @@ class Prepared:
         flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)
         self.scale: Scale = channel_scale(flat, self.weights)
         self.axes: Axes | None = principal_axes(flat, self.scale, self.weights)
-        turned = to_axes(flat, self.scale, self.axes)
-        self.projection = Projection(turned.view(len(turned), n, *x.shape[2:]))
+        if batch_size is None:
+            blocks = to_axes(flat, self.scale, self.axes)
+            self.projection = Projection([block.view(*block.shape[:2], *x.shape[2:]) for block in blocks])
+        else:
+            basis = (self.axes or identity_axes(self.scale)).basis
+            self.projection = Projection(StoredBlocks(x, batch_size, dtype), basis[None], self.scale.mean[None])
         self.target = target_scale(y, self.weights) if task == "regression" else None
         self.y = y if self.target is None else (y - self.target.mean) / self.target.std
 
@@ -112,9 +121,10 @@ def fit(
     )
     if start is None:
         start = draw_start(layer, loss, [prepared.axes], [prepared.scale], [seed])
-    listen = None if report is None else lambda iteration, f: report(iteration, float(f[0]))
+    listen = None if report is None else lambda iteration, f, z: report(iteration, float(f[0]))
     ended = minimize(loss, start, max_iter=max_iter, tol=tol, report=listen)
-    fill(layer, loss.parameters(ended.z)[0], prepared.scale, prepared.axes, prepared.target)
+    found, folded = loss.parameters(ended.z)[0], prepared.projection.basis is not None
+    fill(layer, found, prepared.scale, None if folded else prepared.axes, prepared.target, folded=folded)
     result = Fit(ended.curve[:, 0].tolist(), int(ended.n_iter[0]), bool(ended.converged[0]), ended.interrupted)
     return result, ended.z
 
@@ -161,7 +171,6 @@ def fit_many(
     """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     flat = (x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)).to(dtype)
-    features = flat.movedim(1, 0).contiguous()  # (C, n, S)
     known: dict[int, tuple[Scale, Axes, Scale | None]] = {}
     for setting in settings:
         if id(setting.weights) not in known:
@@ -170,31 +179,36 @@ def fit_many(
             axes = principal_axes(flat, scale, weights) or identity_axes(scale)
             known[id(setting.weights)] = (scale, axes, target_scale(y, weights) if task == "regression" else None)
     done: list[tuple[TensorRegression, Fit]] = []
-    side_by_side = _side_by_side(layer, features, x.device)
+    made = first_width(layer) * flat[0, 0].numel()  # of one sample, by one problem
+    side_by_side = min(len(settings), _side_by_side(layer, made * len(x), x.device))
+    rows = flat.split(max(1, MADE_AT_ONCE // (side_by_side * made)))
+    blocks = [part.movedim(1, 0).contiguous().view(-1, len(part), *x.shape[2:]) for part in rows]
     for start in range(0, len(settings), side_by_side):
         group = settings[start : start + side_by_side]
-        done += _fit_group(layer, features, x.shape[2:], y.to(dtype), group, known, task, max_iter, tol, eliminate)
+        done += _fit_group(layer, blocks, y.to(dtype), group, known, task, max_iter, tol, eliminate)
         if report is not None:
             report(len(group))
     return done
 
 
-def _side_by_side(layer: TensorRegression, features: Tensor, device: torch.device) -> int:
-    """How many problems fit into half of the free memory."""
-    if device.type != "cuda":
-        return 64
+def first_width(layer: TensorRegression) -> int:
+    """K, how many numbers the channels' parameter makes of each position."""
     name, axis = layer.channel_parameter
     parameter = layer.get_parameter(name)
-    projected = parameter.numel() // parameter.shape[axis] * features[0].numel()
+    return parameter.numel() // parameter.shape[axis]
+
+
+def _side_by_side(layer: TensorRegression, made: int, device: torch.device) -> int:
+    """How many problems fit into half of the free memory; ``made`` numbers are kept of the features by each."""
+    if device.type != "cuda":
+        return 64
     searched = sum(each.numel() for each in layer.parameters())
-    per_problem = features.element_size() * (8 * projected + 40 * searched)
-    return max(1, int(torch.cuda.mem_get_info(device)[0] / 2 / per_problem))
+    return max(1, int(torch.cuda.mem_get_info(device)[0] / 2 / (4 * (2 * made + 40 * searched))))
 
 
 def _fit_group(
     layer: TensorRegression,
-    features: Tensor,
-    space: tuple[int, ...],
+    blocks: list[Tensor],
     y: Tensor,
     group: list[Setting],
     known: dict[int, tuple[Scale, Axes, Scale | None]],
@@ -207,7 +221,7 @@ def _fit_group(
     r = max(axes.stretch.numel() for _, axes, _ in own)
     axes: list[Axes] = [pad_axes(each, r) for _, each, _ in own]
     projection = Projection(
-        features.view(*features.shape[:2], *space),
+        blocks,
         torch.stack([each.basis for each in axes]),
         torch.stack([scale.mean for scale, _, _ in own]),
     )
@@ -219,7 +233,7 @@ def _fit_group(
         layer,
         projection,
         targets,
-        torch.stack([setting.weights.to(features) for setting in group]),
+        torch.stack([setting.weights.to(blocks[0]) for setting in group]),
         as_column([setting.alpha for setting in group]),
         as_column([setting.theta for setting in group]).float(),
         torch.stack([each.stretch for each in axes]),

@@ -1,8 +1,7 @@
 """L-BFGS for many problems at once, with a line search for each of them.
 
-PyTorch's L-BFGS runs one problem and pays a full evaluation for every step length it tries. Here a problem says what
-the objective is *along a line*, which for a tensor regression costs almost nothing: the features meet the direction
-once, and every step length is then tried on the projected features.
+PyTorch's L-BFGS runs one problem. Here every problem has its own memory, step length and end, and only those that
+still search are evaluated.
 """
 
 from __future__ import annotations
@@ -25,19 +24,10 @@ PATIENCE = 10
 
 
 class Problems(Protocol):
-    """P problems of N parameters each, at a current point."""
+    """P problems of N parameters each."""
 
-    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Move to z (P, N); return the objectives (P,) in float64 and their gradients (P, N)."""
-
-    def aim(self, direction: Tensor) -> None:
-        """Prepare the line through the current point along a direction (P, N)."""
-
-    def try_step(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Objective and slope, both (P,) in float64, at the current point plus t (P,) times the direction."""
-
-    def take_step(self, t: Tensor) -> Tensor:
-        """Move there, to what :meth:`try_step` saw last; return the gradients (P, N)."""
+    def evaluate(self, z: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Objectives (p,), in float64, and gradients (p, N) at z (p, N), of the problems with the numbers ``which``."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +113,7 @@ def minimize(
     max_iter: int,
     tol: float,
     history: int = HISTORY,
-    report: Callable[[int, Tensor], None] | None = None,
+    report: Callable[[int, Tensor, Tensor], None] | None = None,
 ) -> Minimum:
     """Minimize every problem until it stands still.
 
@@ -135,13 +125,13 @@ def minimize(
         max_iter: the most iterations.
         tol: the relative decrease over ten iterations at which a problem is done.
         history: how many steps are remembered.
-        report: called after each iteration with its number and the objectives.
+        report: called after each iteration with its number, the objectives, and where they were found.
 
     Returns:
         The minimum; interrupted by the user, the best point so far.
     """
     z = start.clone()
-    f, g = problems.evaluate(z)
+    f, g = problems.evaluate(z, torch.arange(len(z), device=z.device))
     curve = [f]
     memory = _Memory(z, history)
     active = torch.ones_like(f, dtype=torch.bool)
@@ -160,18 +150,16 @@ def minimize(
                 slope = torch.where(uphill, -g.square().sum(-1).double(), slope)
             first = ~memory.used.any(-1)
             t = torch.where(first, 0.1 * (z.norm(dim=-1) / d.norm(dim=-1).clamp(min=1e-30)).double(), 1.0)
-            d = torch.where(active[:, None], d, 0.0)
-            problems.aim(d)
-            t, f_new, moved = _search(problems, f, slope, t, active)
-            g_new = problems.take_step(t)
-            step = t[:, None].to(d.dtype) * d
+            t, f, g_new = _search(problems, z, d, f, g, slope, t, active)
+            moved = active & (t > 0)
+            step = torch.where(moved[:, None], t[:, None].to(d.dtype) * d, 0.0)
             z += step
             change = g_new - g
+            g = g_new
             memory.remember(step, change, moved & ((step * change).sum(-1) > 0))
             memory.forget(active & ~moved)
             gave_up = active & ~moved & stuck  # twice in a row, the second time along steepest descent
             stuck = active & ~moved
-            f, g = f_new, g_new
             curve.append(f)
             n_iter += active
             if iteration >= PATIENCE:
@@ -181,7 +169,7 @@ def minimize(
             converged |= gave_up
             active = active & ~gave_up
             if report is not None:
-                report(iteration, f)
+                report(iteration, f, z)
             if not bool(active.any()):
                 break
     except KeyboardInterrupt:
@@ -189,36 +177,42 @@ def minimize(
     return Minimum(z, torch.stack(curve), n_iter, converged, interrupted)
 
 
-def _search(problems: Problems, f0: Tensor, slope0: Tensor, t: Tensor, active: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _search(
+    problems: Problems, z: Tensor, d: Tensor, f0: Tensor, g0: Tensor, slope0: Tensor, t: Tensor, active: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """A step length for each problem: bracket the minimum along the line, then close in by secants of the slope.
 
     Returns:
-        The lengths (P,), 0 for a problem that found none; the objectives there; and which problems move.
+        The lengths (P,), 0 for a problem that found none; the objectives and the gradients there.
     """
     low, low_slope = torch.zeros_like(t), slope0.clone()
     high, high_slope = torch.full_like(t, float("inf")), torch.zeros_like(t)
-    best_t, best_f = torch.zeros_like(t), f0.clone()
-    found, f_tried = ~active, f0
-    tried = best_t
+    best_t, best_f, best_g = torch.zeros_like(t), f0, g0
+    searching = active
     for _ in range(TRIALS):
-        tried = torch.where(found, best_t, t)
-        f, slope = problems.try_step(tried)
-        f = f_tried = torch.where(f.isfinite(), f, float("inf"))
-        slope = torch.where(slope.isfinite(), slope, float("inf"))
+        which = searching.nonzero().squeeze(1)
+        there = torch.addcmul(z[which], t[which, None].to(z.dtype), d[which])
+        f_there, g_there = problems.evaluate(there, which)
+        f, slope = torch.full_like(f0, float("inf")), torch.full_like(slope0, float("inf"))
+        f[which] = torch.where(f_there.isfinite(), f_there, float("inf"))
+        slope_there = (g_there * d[which]).sum(-1).double()
+        slope[which] = torch.where(slope_there.isfinite(), slope_there, float("inf"))
         falls = f <= f0 + SUFFICIENT * t * slope0
-        better = ~found & falls & (f <= best_f)
+        better = searching & falls & (f <= best_f)
         best_t, best_f = torch.where(better, t, best_t), torch.where(better, f, best_f)
-        found |= better & (slope.abs() <= FLAT * slope0.abs())
-        if bool(found.all()):
+        if bool(better.all()):
+            best_g = g_there
+        elif bool(better.any()):
+            best_g = best_g.clone()
+            best_g[better] = g_there[better[which]]
+        searching = searching & ~(better & (slope.abs() <= FLAT * slope0.abs()))
+        if not bool(searching.any()):
             break
         beyond = ~falls | (slope >= 0)
         high, high_slope = torch.where(beyond, t, high), torch.where(beyond, slope, high_slope)
         low, low_slope = torch.where(beyond, low, t), torch.where(beyond, low_slope, slope)
-        t = torch.where(found, best_t, _next_trial(low, low_slope, high, high_slope, slope0))
-    taken = torch.where(active, best_t, 0.0)
-    if not torch.equal(taken, tried):  # a problem ended its search elsewhere than where it looked last
-        f_tried, _ = problems.try_step(taken)
-    return taken, torch.where(active, f_tried, f0), active & (taken > 0)
+        t = torch.where(searching, _next_trial(low, low_slope, high, high_slope, slope0), t)
+    return best_t, best_f, best_g
 
 
 def _next_trial(low: Tensor, low_slope: Tensor, high: Tensor, high_slope: Tensor, slope0: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ NEGLIGIBLE = 1e-6
 """Axes with a smaller share of the largest variance are left out; nothing can be learned along them."""
 BLOCK = 2**25
 """How many numbers of the features are copied at once."""
+SOLVED_AT_ONCE = 2**13
+"""How many positions of samples the solver takes at once: what it makes of them is to stay in the cache."""
 
 
 class Scale(NamedTuple):
@@ -128,20 +130,36 @@ def pad_axes(axes: Axes, r: int) -> Axes:
     )
 
 
-def to_axes(x: Tensor, scale: Scale, axes: Axes | None) -> Tensor:
-    """Standardized features in their coordinates, one after the other: (n, C, S) -> (r, n, S)."""
-    r = x.shape[1] if axes is None else axes.basis.shape[1]
-    turned = scale.mean.new_empty(r, len(x), x.shape[2])
-    start = 0
-    for rows in _blocks(x, scale.mean):
-        centred = (rows - scale.mean[:, None]).movedim(1, 0)  # (C, b, S)
-        here = turned[:, start : start + len(rows)]
+def to_axes(x: Tensor, scale: Scale, axes: Axes | None) -> list[Tensor]:
+    """Standardized features in their coordinates, in blocks of samples: (n, C, S) -> (r, b, S) each."""
+    n_blocks = -(-len(x) * x.shape[2] // SOLVED_AT_ONCE)
+    turned = []
+    for rows in x.tensor_split(min(n_blocks, len(x))):
+        centred = (rows.to(scale.mean) - scale.mean[:, None]).movedim(1, 0)  # (C, b, S)
         if axes is None:
-            here.copy_(centred / scale.std[:, None, None])
+            turned.append(centred / scale.std[:, None, None])
         else:
-            here.copy_((axes.basis.mT @ centred.flatten(1)).view(here.shape))
-        start += len(rows)
+            turned.append((axes.basis.mT @ centred.flatten(1)).view(-1, *centred.shape[1:]))
     return turned
+
+
+class StoredBlocks(Sequence[Tensor]):
+    """Features that stay where they are, such as in a memory-mapped file; blocks (C, b, *space) are made on demand.
+
+    Args:
+        x: (n, C, *space).
+        batch_size: the samples of a block.
+        dtype: of the blocks.
+    """
+
+    def __init__(self, x: Tensor, batch_size: int, dtype: torch.dtype) -> None:
+        self.rows, self.dtype = x.split(batch_size), dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, k: Any) -> Any:
+        return self.rows[k].movedim(1, 0).to(self.dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _rows(x: Tensor) -> int:
