@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.utils.validation import check_is_fitted
 
 from tensor_dropout.errors import TensorDropoutError
 
@@ -24,6 +25,7 @@ def draw_search(search: Any, path: str | Path | None) -> Any:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as error:
         raise TensorDropoutError("plot: needs matplotlib; pip install matplotlib") from error
+    check_is_fitted(search, "cv_results_")
     results = search.cv_results_
     rows = [(params, 1 - score) for params, score in zip(results["params"], results["mean_test_score"], strict=True)]
     tensors = [(params, loss) for params, loss in rows if params["theta"] is not None]
