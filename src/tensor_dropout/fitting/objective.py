@@ -1,13 +1,13 @@
 """The expected loss as L-BFGS sees it: many problems on the same features, with the output parameter solved for.
 
-Only two products are as large as the features: what the channels' parameter makes of them, and its gradient. Everything
-behind it works on the projected features, which are smaller by the ratio of rank to channels. So a line is prepared by
-one product, each step length is tried without another, and the gradient takes the second.
+Only two products are as large as the features: what the channels' parameter makes of them, and its gradient. The
+samples come in blocks, so that what is made of a block stays in the cache, and so that the features may stay on disk.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -22,39 +22,46 @@ Task = Literal["regression", "classification"]
 
 
 class Projection:
-    """Features that meet the channels' parameter of P problems at once.
+    """Features that meet the channels' parameter of P problems at once, block by block.
 
     Args:
-        x: (C, n, *space), channels first of all.
+        blocks: (C, b, *space) each, channels first of all; b differs. A sequence that makes its blocks when they are
+            asked for, such as :class:`tensor_dropout.fitting.statistics.StoredBlocks`, keeps the features on disk.
         basis: (P, C, r): what each problem's parameter is multiplied by first; None for the identity.
         center: (P, C): what each problem subtracts from the features; None for nothing.
     """
 
-    def __init__(self, x: Tensor, basis: Tensor | None = None, center: Tensor | None = None) -> None:
-        self.x, self.shape = x.flatten(1), x.shape
-        self.basis, self.center = basis, center
+    def __init__(self, blocks: Sequence[Tensor], basis: Tensor | None = None, center: Tensor | None = None) -> None:
+        self.blocks, self.basis, self.center = blocks, basis, center
+        self.n_channels = blocks[0].shape[0]
+        self.kept = isinstance(blocks, list)
+        """Whether what a parameter makes of the features is kept for the gradient; else it is made again."""
 
     @property
     def size(self) -> int:
         """How many coordinates the parameter has."""
-        return self.shape[0] if self.basis is None else self.basis.shape[-1]
+        return self.n_channels if self.basis is None else self.basis.shape[-1]
 
-    def forward(self, U: Tensor) -> Tensor:
-        """(P, r, K) -> (P, K, n, *space)."""
-        W = U if self.basis is None else self.basis @ U
-        G = (W.mT.reshape(len(W) * W.shape[2], self.shape[0]) @ self.x).view(*W.shape[::2], *self.shape[1:])
+    def weight(self, U: Tensor, which: Tensor | slice) -> Tensor:
+        """What the features meet: (p, r, K) -> (p, C, K)."""
+        return U if self.basis is None else self.basis[which] @ U
+
+    def forward(self, W: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
+        """(p, C, K) -> (p, K, b, *space)."""
+        K = W.shape[2]
+        G = (W.mT.reshape(-1, self.n_channels) @ block.flatten(1)).view(len(W), K, *block.shape[1:])
         if self.center is not None:
-            shift = torch.einsum("pck,pc->pk", W, self.center)
+            shift = torch.einsum("pck,pc->pk", W, self.center[which])
             G -= shift.view(*shift.shape, *[1] * (G.ndim - 2))
         return G
 
-    def backward(self, dG: Tensor) -> Tensor:
-        """The gradient: (P, K, n, *space) -> (P, r, K)."""
-        P, K = dG.shape[:2]
-        dW = (dG.reshape(P * K, -1) @ self.x.mT).view(P, K, self.shape[0]).mT
+    def backward(self, dG: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
+        """The gradient of what the features meet: (p, K, b, *space) -> (p, C, K)."""
+        p, K = dG.shape[:2]
+        dW = (dG.reshape(p * K, -1) @ block.flatten(1).mT).view(p, K, -1).mT
         if self.center is not None:
-            dW = dW - torch.einsum("pk,pc->pck", dG.flatten(2).sum(-1), self.center)
-        return dW if self.basis is None else self.basis.mT @ dW
+            dW = dW - torch.einsum("pk,pc->pck", dG.flatten(2).sum(-1), self.center[which])
+        return dW
 
 
 class Behind(nn.Module):
@@ -164,11 +171,6 @@ class ExpectedLoss:
             if name != self.first and name not in solved
         }
         self._stretch_squared = None if stretch is None else stretch.square()
-        self.V: Tensor | None = None
-        """The output parameters of the problems, (P, K, O), at the point that was seen last."""
-        self._D: Tensor | None = None
-        self._here: tuple[Tensor, Tensor] | None = None
-        self._there: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
     # Between one long vector and the parameters.
 
@@ -192,65 +194,96 @@ class ExpectedLoss:
 
     # What L-BFGS asks.
 
-    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
+    def evaluate(self, z: Tensor, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
-        G = self.projection.forward(self.unpack(z)[0])
-        f, dG, d_others = self._behind_projection(G, z)
-        self._here = (z.clone(), G)
-        return f, self._gradient(z, dG, d_others)
-
-    def aim(self, direction: Tensor) -> None:
-        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
-        self._direction = direction
-        self._D = self.projection.forward(self.unpack(direction)[0])
-
-    def try_step(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
-        assert self._here is not None
-        assert self._D is not None
-        (z, G), D = self._here, self._D
-        step = t.to(z.dtype)
-        there = torch.addcmul(z, step[:, None], self._direction)
-        moved = torch.addcmul(G, step.view(-1, *[1] * (G.ndim - 1)), D)
-        f, dG, d_others = self._behind_projection(moved, there)
-        slope = torch.einsum("pk,pk->p", dG.flatten(1), D.flatten(1)).double()
-        toward, toward_others = self.unpack(self._direction)
-        slope += 2 * self.alpha * (self._weigh(self.unpack(there)[0]) * toward).flatten(1).sum(-1).double()
-        for name, gradient in d_others.items():
-            slope += (gradient * toward_others[name]).flatten(1).sum(-1).double()
-        self._there = (there, moved, dG, self._flat(d_others, z))
-        return f, slope
-
-    def take_step(self, t: Tensor) -> Tensor:
-        """See :class:`tensor_dropout.fitting.lbfgs.Problems`."""
-        assert self._there is not None
-        z, G, dG, d_others = self._there
-        self._here = (z, G)
-        return self._gradient(z, dG, d_others)
+        chosen: Tensor | slice = slice(None) if which is None or len(which) == len(self.weights) else which
+        U, others = self.unpack(z)
+        others = {name: value.detach().requires_grad_() for name, value in others.items()}
+        W = self.projection.weight(U, chosen)
+        one_pass = not self.eliminate or len(self.projection.blocks) == 1
+        kept: list[Tensor] = []
+        if one_pass:
+            value, dW, d_others = self._backward(W, others, chosen, None, kept)
+        else:
+            value, weights = self._value(self._sums(W, others, chosen, kept), chosen)
+            _, dW, d_others = self._backward(W, others, chosen, weights, kept)
+        gradient = torch.empty_like(z)
+        into, others_into = self.unpack(gradient)
+        into.copy_(dW if self.projection.basis is None else self.projection.basis[chosen].mT @ dW)
+        penalized = [(U, into, self._penalty(chosen))]
+        for name, parameter in others.items():
+            others_into[name].copy_(d_others[name])
+            penalized += [(parameter.detach(), others_into[name], None)] if name != "bias" else []
+        alpha = self.alpha[chosen]
+        for parameter, slot, penalty in penalized:
+            weighed = parameter if penalty is None else penalty * parameter
+            value = value + alpha * (weighed * parameter).flatten(1).sum(-1).double()
+            slot += 2 * alpha.to(slot.dtype).view(-1, *[1] * (slot.ndim - 1)) * weighed
+        return value, gradient
 
     # The objective.
 
-    def _behind_projection(self, G: Tensor, z: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Objectives, and the gradients of G and of the other parameters."""
-        G = G.detach().requires_grad_()
-        U, others = self.unpack(z)
-        others = {name: value.detach().requires_grad_() for name, value in others.items()}
-        with torch.enable_grad():
-            sums = self._run(G, others)
-        value, weights = self._value([part.detach() for part in sums])
-        gradients = torch.autograd.grad(sums, [G, *others.values()], weights)
-        norms = (self._weigh(U) * U).flatten(1).sum(-1).double()
-        d_others = {}
-        for (name, value_of), gradient in zip(others.items(), gradients[1:], strict=True):
-            penalized = name != "bias"
-            if penalized:
-                norms = norms + value_of.detach().square().flatten(1).sum(-1).double()
-                gradient = gradient + 2 * self._alpha_like(value_of) * value_of.detach()
-            d_others[name] = gradient
-        return value + self.alpha * norms, gradients[0], d_others
+    def _penalty(self, chosen: Tensor | slice) -> Tensor | None:
+        """How the squared entries of U count: (p, r, 1)."""
+        return None if self._stretch_squared is None else self._stretch_squared[chosen][..., None]
 
-    def _run(self, G: Tensor, others: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        """The layer behind the projection, for every problem."""
+    def _parts(self) -> Iterator[tuple[int, Tensor, slice]]:
+        """The blocks of the features with their numbers and rows."""
+        start = 0
+        for k in range(len(self.projection.blocks)):
+            block = self.projection.blocks[k]
+            yield k, block, slice(start, start + block.shape[1])
+            start += block.shape[1]
+
+    @torch.no_grad()
+    def _sums(self, W: Tensor, others: dict[str, Tensor], chosen: Tensor | slice, kept: list[Tensor]) -> list[Tensor]:
+        """The sums over all samples; what was made of the blocks is added to ``kept``, if it may be."""
+        total: list[Tensor] = []
+        for _, block, rows in self._parts():
+            G = self.projection.forward(W, block, chosen)
+            sums = self._run(G, others, rows, chosen)
+            total = [a + b for a, b in zip(total, sums, strict=True)] if total else list(sums)
+            if self.projection.kept:
+                kept.append(G)
+        return total
+
+    def _backward(
+        self,
+        W: Tensor,
+        others: dict[str, Tensor],
+        chosen: Tensor | slice,
+        weights: list[Tensor] | None,
+        kept: list[Tensor],
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Objectives without the norms, and the gradients of W and of the other parameters.
+
+        Args:
+            W: what the features meet.
+            others: the other parameters; they require gradients.
+            chosen: the problems.
+            weights: the derivatives by the sums, where they are known; None computes them from each block's own sums.
+            kept: what the features make of the blocks, or nothing.
+        """
+        value, dW = torch.zeros(len(W), dtype=torch.float64, device=W.device), torch.zeros_like(W)
+        d_others = {name: torch.zeros_like(parameter) for name, parameter in others.items()}
+        for k, block, rows in self._parts():
+            G = (kept[k] if kept else self.projection.forward(W, block, chosen)).requires_grad_()
+            with torch.enable_grad():
+                sums = self._run(G, others, rows, chosen)
+            by_sums = weights
+            if by_sums is None:
+                part, by_sums = self._value([each.detach() for each in sums], chosen)
+                value += part
+            dG, *gradients = torch.autograd.grad(sums, [G, *others.values()], by_sums)
+            dW += self.projection.backward(dG, block, chosen)
+            for into, gradient in zip(d_others.values(), gradients, strict=True):
+                into += gradient
+            if kept:
+                kept[k] = G.new_empty(0)
+        return value, dW, d_others
+
+    def _run(self, G: Tensor, others: dict[str, Tensor], rows: slice, chosen: Tensor | slice) -> tuple[Tensor, ...]:
+        """The layer behind the projection, for some samples of some problems."""
 
         def one(G: Tensor, others: dict[str, Tensor], y: Tensor, weights: Tensor, theta: Tensor | None) -> Any:
             values = {f"layer.{name}": value for name, value in others.items()}
@@ -258,14 +291,16 @@ class ExpectedLoss:
                 values["layer.dropout.theta"] = theta
             return functional_call(self.behind, values, (G, y, weights))
 
+        y, weights = self.y[chosen, rows], self.weights[chosen, rows]
+        theta = None if self.theta is None else self.theta[chosen]
         if len(G) == 1:
             only = {name: value[0] for name, value in others.items()}
-            made = one(G[0], only, self.y[0], self.weights[0], None if self.theta is None else self.theta[0])
+            made = one(G[0], only, y[0], weights[0], None if theta is None else theta[0])
             return tuple(part.unsqueeze(0) for part in made)
-        theta_axis = None if self.theta is None else 0
-        return tuple(vmap(one, in_dims=(0, 0, 0, 0, theta_axis))(G, others, self.y, self.weights, self.theta))
+        in_dims = (0, 0, 0, 0, None if theta is None else 0)
+        return tuple(vmap(one, in_dims=in_dims)(G, others, y, weights, theta))
 
-    def _value(self, sums: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _value(self, sums: list[Tensor], chosen: Tensor | slice) -> tuple[Tensor, list[Tensor]]:
         """The loss that follows from the sums, without ``α Σ ‖·‖²`` of what is searched, and its derivatives.
 
         Eliminated: ``min_V (tr Vᵀ(N + αO)V - 2 tr VᵀR + Σ y²) / O`` with N and R about the mean of z, since the best
@@ -273,35 +308,22 @@ class ExpectedLoss:
         """
         if not self.eliminate:
             return sums[0], [torch.ones_like(sums[0])]
-        second, center, right = sums
-        normal = second - center.mT @ center
-        right = right - torch.einsum("pmk,pmo->pko", center, self.mean_y)
-        # α = 0 alone may leave the system singular.
-        ridge = self.alpha * self.n_outputs + 1e-12 * normal.diagonal(dim1=-2, dim2=-1).mean(-1)
-        eye = torch.eye(normal.shape[-1], dtype=normal.dtype, device=normal.device)
-        triangle, _ = torch.linalg.cholesky_ex(normal + ridge[:, None, None] * eye)
-        V = self.V = torch.cholesky_solve(right, triangle)
-        value = (self.variance_y - (right * V).sum((1, 2))) / self.n_outputs
+        V, right = self._solve(sums, chosen)
+        value = (self.variance_y[chosen] - (right * V).sum((1, 2))) / self.n_outputs
         d_second, d_right = V @ V.mT / self.n_outputs, -2 * V / self.n_outputs
-        d_center = -2 * center @ d_second - self.mean_y @ d_right.mT
+        d_center = -2 * sums[1] @ d_second - self.mean_y[chosen] @ d_right.mT
         return value, [d_second, d_center, d_right]
 
-    def _weigh(self, U: Tensor) -> Tensor:
-        """U as its squared norm counts it: half the derivative of that norm."""
-        return U if self._stretch_squared is None else U * self._stretch_squared[..., None]
-
-    def _gradient(self, z: Tensor, dG: Tensor, d_others: dict[str, Tensor] | Tensor) -> Tensor:
-        U, _ = self.unpack(z)
-        dU = self.projection.backward(dG) + 2 * self._alpha_like(U) * self._weigh(U)
-        flat = d_others if isinstance(d_others, Tensor) else self._flat(d_others, z)
-        return torch.cat([dU.flatten(1), flat], dim=1)
-
-    def _flat(self, d_others: dict[str, Tensor], like: Tensor) -> Tensor:
-        parts = [d_others[name].flatten(1) for name in self.others]
-        return torch.cat(parts, dim=1) if parts else like.new_zeros(len(like), 0)
-
-    def _alpha_like(self, value: Tensor) -> Tensor:
-        return self.alpha.to(value.dtype).view(-1, *[1] * (value.ndim - 1))
+    def _solve(self, sums: list[Tensor], chosen: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """The best output parameter V (p, K, O), and R of the linear system ``(N + αO) V = R``."""
+        second, center, right = sums
+        normal = second - center.mT @ center
+        right = right - torch.einsum("pmk,pmo->pko", center, self.mean_y[chosen])
+        # α = 0 alone may leave the system singular.
+        ridge = self.alpha[chosen] * self.n_outputs + 1e-12 * normal.diagonal(dim1=-2, dim2=-1).mean(-1)
+        eye = torch.eye(normal.shape[-1], dtype=normal.dtype, device=normal.device)
+        triangle, _ = torch.linalg.cholesky_ex(normal + ridge[:, None, None] * eye)
+        return torch.cholesky_solve(right, triangle), right
 
     # What was found.
 
@@ -310,18 +332,17 @@ class ExpectedLoss:
         """The parameters of each problem, of features and targets as the projection has them; the bias too."""
         layer, axis = self.behind.layer, self._channel_axis
         U, others = self.unpack(z)
-        W = U if self.projection.basis is None else self.projection.basis @ U
+        W = self.projection.weight(U, slice(None))
         shape = [W.shape[1], *(size for n, size in enumerate(self._first_shape) if n != axis)]
         found = [{self.first: W[p].view(shape).movedim(0, axis)} for p in range(len(z))]
         for p, own in enumerate(found):
             own |= {name: value[p] for name, value in others.items()}
         if self.eliminate and layer.output_parameter is not None:
-            _, center, _ = sums = self._run(self.projection.forward(U), others)
-            self._value(list(sums))
-            assert self.V is not None
+            sums = self._sums(W, others, slice(None), [])
+            V, _ = self._solve(sums, slice(None))
             name, axis = layer.output_parameter
-            bias = (self.mean_y - center @ self.V).to(z.dtype)  # the mean of the residuals is zero
+            bias = (self.mean_y - sums[1] @ V).to(z.dtype)  # the mean of the residuals is zero
             for p, own in enumerate(found):
-                own[name] = self.V[p].movedim(1, axis).reshape(layer.get_parameter(name).shape).to(z.dtype)
+                own[name] = V[p].movedim(1, axis).reshape(layer.get_parameter(name).shape).to(z.dtype)
                 own |= {} if layer.bias is None else {"bias": bias[p].reshape(layer.output_shape)}
         return found
