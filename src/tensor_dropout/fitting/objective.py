@@ -49,7 +49,7 @@ class Projection:
     def forward(self, W: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
         """(p, C, K) -> (p, K, b, *space)."""
         K = W.shape[2]
-        G = (W.mT.reshape(-1, self.n_channels) @ block.flatten(1)).view(len(W), K, *block.shape[1:])
+        G = (W.mT.reshape(len(W) * K, self.n_channels) @ block.flatten(1)).view(len(W), K, *block.shape[1:])
         if self.center is not None:
             shift = torch.einsum("pck,pc->pk", W, self.center[which])
             G -= shift.view(*shift.shape, *[1] * (G.ndim - 2))
@@ -58,7 +58,7 @@ class Projection:
     def backward(self, dG: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
         """The gradient of what the features meet: (p, K, b, *space) -> (p, C, K)."""
         p, K = dG.shape[:2]
-        dW = (dG.reshape(p * K, -1) @ block.flatten(1).mT).view(p, K, -1).mT
+        dW = (dG.reshape(p * K, -1) @ block.flatten(1).mT).view(p, K, self.n_channels).mT
         if self.center is not None:
             dW = dW - torch.einsum("pk,pc->pck", dG.flatten(2).sum(-1), self.center[which])
         return dW
