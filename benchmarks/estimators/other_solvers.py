@@ -84,12 +84,11 @@ class Problem:
         """Mean squared error of the mean output on the held-out images."""
         return float((layer.eval()(self.x_test) - self.y_test).square().mean())
 
-    def turn(self, turned: bool) -> tuple[CountingProjection, Axes | None]:
-        """The features as the product's solver takes them, on their principal axes or as they are."""
+    def turn(self, turned: bool) -> tuple[list[Tensor], Axes | None]:
+        """The features as the product's solver takes them, in blocks, on their principal axes or as they are."""
         flat = self.x.flatten(2)
         axes = principal_axes(flat, self.scale, self.weights) if turned else None
-        rows = to_axes(flat, self.scale, axes)
-        return CountingProjection(rows.view(len(rows), len(self.x), *self.x.shape[2:])), axes
+        return [block.unflatten(2, self.x.shape[2:]) for block in to_axes(flat, self.scale, axes)], axes
 
     def fill(self, layer: TensorRegression, found: dict[str, Tensor], axes: Axes | None) -> None:
         """Write parameters of turned features into a layer that takes the standardized ones."""
@@ -97,17 +96,21 @@ class Problem:
 
 
 class CountingProjection(Projection):
-    """Counts the products that are as large as the features."""
+    """Counts the products with all features."""
 
-    products = 0
+    calls = 0
 
-    def forward(self, U: Tensor) -> Tensor:
-        self.products += 1
-        return super().forward(U)
+    @property
+    def products(self) -> int:
+        return self.calls // len(self.blocks)
 
-    def backward(self, dG: Tensor) -> Tensor:
-        self.products += 1
-        return super().backward(dG)
+    def forward(self, W: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
+        self.calls += 1
+        return super().forward(W, block, which)
+
+    def backward(self, dG: Tensor, block: Tensor, which: Tensor | slice) -> Tensor:
+        self.calls += 1
+        return super().backward(dG, block, which)
 
 
 @dataclass
@@ -215,8 +218,9 @@ class CPProblem:
 
     def __init__(self, problem: Problem, watch: Watch) -> None:
         self.problem, self.watch = problem, watch
-        self.projection, self.axes = problem.turn(True)
+        blocks, self.axes = problem.turn(True)
         assert self.axes is not None
+        self.x, self.products = torch.cat(blocks, dim=1), 0
         layer = problem.draw()
         theta = 1.0 if layer.dropout is None else float(layer.dropout.theta)
         self.tau = (1 - theta) / theta
@@ -229,12 +233,13 @@ class CPProblem:
 
     def project(self, U: Tensor) -> Tensor:
         """G, by one product with the features."""
-        return self.projection.forward(U.unsqueeze(0))[0]
+        self.products += 1
+        return (U.mT @ self.x.flatten(1)).view(-1, *self.x.shape[1:])
 
     def pull_back(self, d_rows: Tensor, columns: Tensor) -> Tensor:
         """The gradient of U from that of a, by one product with the features."""
-        dG = (d_rows.mT[:, :, None] * columns.mT[:, None]).view(-1, *self.projection.shape[1:])
-        return self.projection.backward(dG.unsqueeze(0))[0]
+        self.products += 1
+        return self.x.flatten(1) @ (d_rows.mT[:, :, None] * columns.mT[:, None]).flatten(1).mT
 
     def best_output(self, rows: Tensor) -> Tensor:
         """V that is the best one for a: one linear system."""
@@ -269,7 +274,7 @@ class CPProblem:
             found["bias"] = self.y_mean - rows.mean(0) @ factors[3].mT
             self.problem.fill(layer, found, self.axes)
 
-        self.watch.note(objective, self.projection.products, write)
+        self.watch.note(objective, self.products, write)
         return objective
 
 
@@ -344,7 +349,7 @@ class GaussNewton:
 
     def __init__(self, problem: Problem, watch: Watch) -> None:
         self.cp, self.damping = CPProblem(problem, watch), self.DAMPING
-        self.mean_square = self.cp.projection.x.square().mean(1)
+        self.mean_square = self.cp.x.flatten(1).square().mean(1)
 
     def solve(self) -> None:
         """Step until the time is over, or no length of the most cautious step helps."""
@@ -435,7 +440,7 @@ class AlternatingLeastSquares:
 
     def __init__(self, problem: Problem, watch: Watch) -> None:
         self.cp = CPProblem(problem, watch)
-        self.mean_square = self.cp.projection.x.square().mean(1)
+        self.mean_square = self.cp.x.flatten(1).square().mean(1)
 
     def solve(self) -> None:
         """Sweep until the time is over."""

@@ -50,7 +50,7 @@ COVERAGE = 0.9
 RIDGE_ALPHAS = np.logspace(-9, 1, 21)
 """In units of the total squared length of the training features: the span and step of the product's own ridge."""
 STD_FLOOR = 0.01
-"""Of the median channel; the same floor as the product's."""
+"""Of the median channel that varies; the same floor as the product's."""
 
 MEAN, RIDGE, RIDGE_PER_POSITION, POOLED = "mean", "flattened ridge", "flattened ridge, per position", "pooled ridge"
 DEFAULT, SEARCH, PLAIN, DROPOUT = "TensorRegressor()", "TensorRegressorCV()", "best with θ = 1", "best with θ < 1"
@@ -134,7 +134,7 @@ def standardize(x: np.ndarray, x_test: np.ndarray, *, per_position: bool) -> tup
     """Flattened maps over the std of their channel, or of their own, and centred at each position, by training maps."""
     axes = 0 if per_position else (0, 2, 3)
     std = x.std(axes, keepdims=True, dtype=np.float64)
-    std = np.maximum(std, STD_FLOOR * np.median(std)).astype(np.float32)
+    std = np.maximum(std, STD_FLOOR * np.median(std[std > 0])).astype(np.float32)
     mean = x.mean(0, keepdims=True, dtype=np.float64).astype(np.float32)
     return ((x - mean) / std).reshape(len(x), -1), ((x_test - mean) / std).reshape(len(x_test), -1)
 

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from other_solvers import (
     TORCH_HISTORY,
+    CountingProjection,
     Problem,
     Watch,
     solve_by_alternating,
@@ -60,11 +61,12 @@ HEADS: dict[str, tuple[type[TensorRegression], Any, td.TensorDropout]] = {
 
 
 class WatchedLoss:
-    """The product's problem for its L-BFGS, which does not say where it is: this follows it."""
+    """The product's problem for its L-BFGS, told to the watch after each iteration."""
 
     def __init__(self, problem: Problem, watch: Watch, *, eliminate: bool, turned: bool) -> None:
         self.problem, self.watch, layer = problem, watch, problem.make()
-        self.projection, self.axes = problem.turn(turned)
+        blocks, self.axes = problem.turn(turned)
+        self.projection = CountingProjection(blocks)
         alpha = torch.tensor([problem.alpha], dtype=torch.float64)
         theta = None if layer.dropout is None else layer.dropout.theta.reshape(1)
         stretch = None if self.axes is None else self.axes.stretch.unsqueeze(0)
@@ -81,31 +83,14 @@ class WatchedLoss:
         )
         self.start = draw_start(layer, self.loss, [self.axes], [problem.scale], [problem.seed])
 
-    def evaluate(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        self.z = z.clone()
-        f, g = self.loss.evaluate(z)
-        self.report(0, f)
-        return f, g
-
-    def aim(self, direction: Tensor) -> None:
-        self.direction = direction
-        self.loss.aim(direction)
-
-    def try_step(self, t: Tensor) -> tuple[Tensor, Tensor]:
-        return self.loss.try_step(t)
-
-    def take_step(self, t: Tensor) -> Tensor:
-        self.z = self.z + t[:, None].to(self.z.dtype) * self.direction
-        return self.loss.take_step(t)
-
-    def report(self, iteration: int, f: Tensor) -> None:
+    def report(self, iteration: int, f: Tensor, z: Tensor) -> None:
         """After each iteration."""
-        z = self.z
+        z = z.clone()
 
         def write(layer: TensorRegression) -> None:
-            before = self.projection.products
+            before = self.projection.calls
             self.problem.fill(layer, self.loss.parameters(z)[0], self.axes)
-            self.projection.products = before
+            self.projection.calls = before
 
         self.watch.note(float(f[0]), self.projection.products, write)
 
@@ -115,7 +100,8 @@ def solve_by_ours(*, eliminate: bool, turned: bool) -> Callable[[Problem, Watch]
 
     def solve(problem: Problem, watch: Watch) -> None:
         loss = WatchedLoss(problem, watch, eliminate=eliminate, turned=turned)
-        minimize(loss, loss.start, max_iter=10**9, tol=0.0, report=loss.report)
+        loss.report(0, loss.loss.evaluate(loss.start)[0], loss.start)
+        minimize(loss.loss, loss.start, max_iter=10**9, tol=0.0, report=loss.report)
 
     return solve
 
