@@ -17,6 +17,7 @@ from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.formats import find_layer
 from tensor_dropout.layers.laws import law_name
 from tensor_dropout.layers.regression import TensorRegression, unwarned
@@ -36,7 +37,7 @@ ARGUMENTS: dict[type[nn.Module], tuple[str, ...]] = {
 }
 """The plain modules of a ``layer_`` (ridge, or merged), with the arguments that make them anew."""
 
-STRUCTURE = ("input_shape", "output_shape", "rank", "bias")
+STRUCTURE = ("input_shape", "output_shape", "rank", "bias", "dropout")
 
 
 class FittedNetwork(nn.Module):
@@ -98,7 +99,7 @@ def describe(estimator: Any) -> FittedNetwork:
                 f"td.save: {name}'s {setting} is a {type(value).__name__}, which a file does not hold; when loaded it "
                 f"predicts the same and has the default {setting}={defaults[setting]!r}",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
     fitted = {}
     for attribute, value in vars(estimator).items():
@@ -168,8 +169,9 @@ def build_module(described: dict[str, Any]) -> nn.Module:
         raise TensorDropoutError(
             f"load: the file holds an estimator with a layer of the unknown type {kind!r}; register its format first"
         )
+    dropout = None if arguments["dropout"] is None else TensorDropout(**arguments["dropout"])
     with unwarned():
-        return layer(*(arguments[key] for key in STRUCTURE[:3]), bias=arguments["bias"])
+        return layer(*(arguments[key] for key in STRUCTURE[:3]), bias=arguments["bias"], dropout=dropout)
 
 
 # Values.
@@ -226,5 +228,8 @@ def decode(value: Any, arrays: Mapping[str, Tensor]) -> Any:
     if kind == "tensor":
         return arrays[content]
     if kind == "device":
-        return torch.device(content)
+        try:
+            return torch.device(content)
+        except RuntimeError as error:
+            raise ValueError(f"{content!r} is no device") from error
     raise ValueError(f"a value of the unknown kind {kind!r}")
