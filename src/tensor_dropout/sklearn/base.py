@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import Any
 
@@ -24,6 +25,8 @@ from tensor_dropout.sklearn.ridge import RidgePath
 
 PREDICTED_AT_ONCE = 2**26
 """How many numbers of the features are predicted in one go."""
+BATCH = 2**26
+"""How many numbers of features that are too large for memory are held at once."""
 
 
 class MoveChannels(nn.Module):
@@ -58,6 +61,8 @@ class TensorEstimator(BaseEstimator):
         name = type(self).__name__
         check_number(name, "max_iter", self.max_iter, 1, float("inf"), kind="int")
         check_number(name, "tol", self.tol, 0, float("inf"), kind="float")
+        if self.batch_size is not None:
+            check_number(name, "batch_size", self.batch_size, 1, float("inf"), kind="int")
         if self.solver not in ("auto", "lbfgs"):
             raise TensorDropoutError(
                 f"{name}: solver is 'auto' (the output factor is solved for where that is possible) or 'lbfgs' (all "
@@ -110,6 +115,13 @@ class TensorEstimator(BaseEstimator):
         x = check_features(self, X, fitting=fitting)
         return self._channels_first(x.to(self._device(X)))
 
+    def _batch_size(self, x: Tensor) -> int | None:
+        """How many samples the solver holds at once; None for all."""
+        numbers = x[0].numel()
+        if self.batch_size is not None or x.device.type != "cpu" or 4 * numbers * len(x) <= quarter_of_memory():
+            return None if self.batch_size is None else int(self.batch_size)
+        return max(1, BATCH // numbers)
+
     def _fit_module(
         self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], task: Any, seed: int
     ) -> tuple[nn.Module, Fit | None]:
@@ -134,7 +146,7 @@ class TensorEstimator(BaseEstimator):
             device=x.device,
             dtype=dtype,
         )
-        prepared = Prepared(x, y.to(dtype), weights, task)
+        prepared = Prepared(x, y.to(dtype), weights, task, self._batch_size(x))
         with show_progress(name, self.max_iter, shown=bool(self.verbose)) as advance:
             ended, _ = fit(
                 layer,
@@ -242,6 +254,14 @@ class TensorEstimator(BaseEstimator):
         tags.target_tags.required = True
         tags.input_tags.three_d_array = True
         return tags
+
+
+def quarter_of_memory() -> float:
+    """In bytes; no limit where the system does not say how much memory it has."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 4
+    except (AttributeError, ValueError, OSError):
+        return float("inf")
 
 
 @torch.no_grad()

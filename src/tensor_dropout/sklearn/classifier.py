@@ -113,6 +113,9 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         solver: "auto" or "lbfgs"; for classes they are the same.
         max_iter: the most iterations.
         tol: the fit ends where the loss falls by less than this share of itself in ten iterations.
+        batch_size: how many samples are held in working precision at once. The features are then read anew in each
+            iteration, for example from a memory-mapped file larger than memory; the fit is the same. None holds all
+            samples where that takes no more than a quarter of the machine's memory.
         channel_axis: the axis of X that holds the channels.
         class_weight: None, "balanced", or weights by class.
         random_state: of the start.
@@ -146,6 +149,7 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         solver: str = "auto",
         max_iter: int = MAX_ITER,
         tol: float = TOL,
+        batch_size: int | None = None,
         channel_axis: int = 1,
         class_weight: Any = None,
         random_state: Any = None,
@@ -161,6 +165,7 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
+        self.batch_size = batch_size
         self.channel_axis = channel_axis
         self.class_weight = class_weight
         self.random_state = random_state

@@ -146,6 +146,9 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         solver: "auto" solves for the output factor where that is possible; "lbfgs" searches all parameters.
         max_iter: the most iterations.
         tol: the fit ends where the loss falls by less than this share of itself in ten iterations.
+        batch_size: how many samples are held in working precision at once. The features are then read anew in each
+            iteration, for example from a memory-mapped file larger than memory; the fit is the same. None holds all
+            samples where that takes no more than a quarter of the machine's memory.
         channel_axis: the axis of X that holds the channels, each of which is standardized.
         calibrate: the number of folds whose held-out residuals ``return_std`` and ``predict_interval`` use; None fits
             once, without them.
@@ -191,6 +194,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         solver: str = "auto",
         max_iter: int = MAX_ITER,
         tol: float = TOL,
+        batch_size: int | None = None,
         channel_axis: int = 1,
         calibrate: int | None = None,
         random_state: Any = None,
@@ -206,6 +210,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
+        self.batch_size = batch_size
         self.channel_axis = channel_axis
         self.calibrate = calibrate
         self.random_state = random_state

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +56,7 @@ class Search:
     eliminate: bool
     modes: Any
     law: Any
+    batch_size: int | None
 
 
 class SearchMixin(TensorEstimator):
@@ -153,16 +154,17 @@ class SearchMixin(TensorEstimator):
         self, x: Tensor, y: Tensor, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]], seed: int
     ) -> list[Candidate]:
         """Held-out predictions of every candidate."""
-        shared = Search(self._task, seed, self.max_iter, self.tol, self.solver == "auto", self.modes, self.law)
+        eliminate, batch_size = self.solver == "auto", self._batch_size(x)
+        shared = Search(self._task, seed, self.max_iter, self.tol, eliminate, self.modes, self.law, batch_size)
         grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]), auto_alpha(weights, len(x)))
         candidates = [Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y)) for params in grid]
         with show_progress(type(self).__name__, len(grid) * len(splits), shown=bool(self.verbose)) as advance:
-            if x.device.type == "cpu":
+            if x.device.type == "cpu" or batch_size is not None:
                 self._search_in_processes(candidates, x, y, weights, splits, shared, advance)
             else:
                 search_in_one_program(candidates, x, y, weights, splits, shared, advance)
         if not bool(y.isnan().any()):
-            candidates += search_ridges(x, y, weights, splits)
+            candidates += search_ridges(x, y, weights, splits, batch_size)
         if not candidates:
             raise TensorDropoutError(
                 f"{type(self).__name__}: a vector and a number leave ridge alone, which takes no missing targets; "
@@ -181,20 +183,18 @@ class SearchMixin(TensorEstimator):
         advance: Advance,
     ) -> None:
         """On a CPU: a task for each fold and each θ of a format; with several jobs, one thread in each process."""
-        alone = effective_n_jobs(self.n_jobs) == 1
+        n_jobs = self.n_jobs if shared.batch_size is None else 1  # other processes would get a copy of the features
+        alone = effective_n_jobs(n_jobs) == 1
         tasks = [(fold, group) for group in grouped(candidates) for fold in range(len(splits))]
-        x = x.float() if x.dtype == torch.bfloat16 else x  # NumPy has no such numbers
-        arrays = (x.numpy(), y.numpy(), None if weights is None else weights.numpy())
         run = delayed(fit_fold)
-        results = Parallel(n_jobs=self.n_jobs, return_as="generator")(
-            run(*arrays, splits[fold], [candidates[k].params for k in group], shared, one_thread=not alone)
+        results = Parallel(n_jobs=n_jobs, return_as="generator")(
+            run(x, y, weights, splits[fold], [candidates[k].params for k in group], shared, one_thread=not alone)
             for fold, group in tasks
         )
         for (fold, group), held_out in zip(tasks, results, strict=True):
             for k, (mean, variance, seconds) in zip(group, held_out, strict=True):
                 test = splits[fold][1]
-                candidates[k].mean[test] = torch.from_numpy(mean).to(y.dtype)
-                candidates[k].variance[test] = torch.from_numpy(variance).to(y.dtype)
+                candidates[k].mean[test], candidates[k].variance[test] = mean.to(y.dtype), variance.to(y.dtype)
                 candidates[k].seconds.append(seconds)
             advance(len(group))
 
@@ -226,7 +226,7 @@ class SearchMixin(TensorEstimator):
         self.cv_results_ |= {f"split{fold}_test_score": scores[:, fold] for fold in range(scores.shape[1])}
         self.best_index_, self.best_score_, self.best_params_ = best, float(mean[best]), dict(chosen.params)
         if chosen.method in RIDGES:
-            module: nn.Module = fit_ridge(x, y, weights, chosen)
+            module: nn.Module = fit_ridge(x, y, weights, chosen, self._batch_size(x))
             ended = None
         else:
             settings = {**chosen.params, "factorization": chosen.method}
@@ -272,28 +272,31 @@ def grouped(candidates: list[Candidate]) -> list[list[int]]:
 
 
 def fit_fold(
-    x: np.ndarray,
-    y: np.ndarray,
-    weights: np.ndarray | None,
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | None,
     split: tuple[np.ndarray, np.ndarray],
     group: list[dict[str, Any]],
     shared: Search,
     *,
     one_thread: bool,
-) -> list[tuple[np.ndarray, np.ndarray, float]]:
+) -> list[tuple[Tensor, Tensor, float]]:
     """Fit one fold at several α; returns mean, variance and seconds of each on the held-out rows."""
     if one_thread:
         torch.set_num_threads(1)
     train, test = split
-    features, targets = torch.from_numpy(x[train]), torch.from_numpy(y[train])
-    prepared = Prepared(features, targets, None if weights is None else torch.from_numpy(weights[train]), shared.task)
-    held_out = torch.from_numpy(x[test]).to(prepared.weights)
+    if shared.batch_size is None:
+        prepared = Prepared(x[train], y[train], None if weights is None else weights[train], shared.task)
+    else:  # rows of weight 0 do not count, and nothing is copied
+        seen = torch.zeros(len(x), dtype=torch.float64)
+        seen[train] = 1 if weights is None else weights[train]
+        prepared = Prepared(x, y, seen, shared.task, shared.batch_size)
     answers = []
     for params in group:
         began = time.perf_counter()
         layer = build_layer(
-            params["method"], x.shape[1:], y.shape[1:], params["rank"], params["theta"], shared.modes, shared.law,
-            dtype=prepared.weights.dtype,
+            params["method"], tuple(x.shape[1:]), tuple(y.shape[1:]), params["rank"], params["theta"], shared.modes,
+            shared.law, dtype=prepared.weights.dtype, device=x.device,
         )  # fmt: skip
         ended, _ = fit(
             layer, prepared, alpha=params["alpha"], max_iter=shared.max_iter, tol=shared.tol, seed=shared.seed,
@@ -301,8 +304,10 @@ def fit_fold(
         )  # fmt: skip
         if ended.interrupted:
             raise KeyboardInterrupt
-        mean, variance = moments_of(layer.eval(), held_out)
-        answers.append((mean.numpy(), variance.numpy(), time.perf_counter() - began))
+        rows = torch.from_numpy(test).split(shared.batch_size or len(test))
+        parts = [moments_of(layer.eval(), x[part].to(prepared.weights)) for part in rows]
+        mean, variance = (torch.cat(each) for each in zip(*parts, strict=True))
+        answers.append((mean, variance, time.perf_counter() - began))
     return answers
 
 
@@ -350,36 +355,50 @@ def search_in_one_program(
             candidates[k].seconds.append(seconds)
 
 
-def ridge_paths(x: Tensor, y: Tensor, weights: Tensor | None) -> Iterator[RidgePath]:
-    """Flattened ridge, and pooled ridge where there is something to pool."""
+def ridge_features(x: Tensor, batch_size: int | None) -> tuple[Tensor, tuple[Kind, ...]]:
+    """What ridge is fitted to, and which ridges; of features that are too large for memory only the pooled ones."""
+    if x.shape[2:].numel() == 1:
+        return x, RIDGES[:1]
+    if batch_size is None:
+        return x, RIDGES
+    means = [part.float().flatten(2).mean(-1, keepdim=True) for part in x.split(batch_size)]
+    return torch.cat(means), RIDGES[1:]
+
+
+def ridge_path(x: Tensor, y: Tensor, weights: Tensor | None, kind: Kind) -> RidgePath:
+    """One ridge at any weight."""
     x = x if x.dtype == torch.float64 else x.float()
     w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
-    kinds = RIDGES if x.shape[2:].numel() > 1 else RIDGES[:1]
-    for kind in kinds:
-        yield RidgePath(x, y.flatten(1).to(x), w, kind)
+    return RidgePath(x, y.flatten(1).to(x), w, kind)
 
 
 def search_ridges(
-    x: Tensor, y: Tensor, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]]
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | None,
+    splits: list[tuple[np.ndarray, np.ndarray]],
+    batch_size: int | None,
 ) -> list[Candidate]:
-    """Held-out predictions of both ridges at all weights, from one decomposition a fold."""
+    """Held-out predictions of each ridge at all weights, from one decomposition a fold."""
+    x, kinds = ridge_features(x, batch_size)
     found: dict[tuple[str, float], Candidate] = {}
-    for train, test in splits:
+    for (train, test), kind in product(splits, kinds):
         began = time.perf_counter()
-        for path in ridge_paths(x[train], y[train], None if weights is None else weights[train]):
-            held_out = x[test].to(path.rows)
-            for alpha in RIDGE_ALPHAS:
-                params = {"method": path.kind, "rank": None, "theta": None, "alpha": alpha}
-                fresh = Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y))
-                candidate = found.setdefault((path.kind, alpha), fresh)
-                candidate.mean[test] = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
-                candidate.seconds.append((time.perf_counter() - began) / len(RIDGE_ALPHAS))
+        path = ridge_path(x[train], y[train], None if weights is None else weights[train], kind)
+        held_out = x[test].to(path.rows)
+        for alpha in RIDGE_ALPHAS:
+            params = {"method": kind, "rank": None, "theta": None, "alpha": alpha}
+            fresh = Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y))
+            candidate = found.setdefault((kind, alpha), fresh)
+            candidate.mean[test] = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
+            candidate.seconds.append((time.perf_counter() - began) / len(RIDGE_ALPHAS))
     return list(found.values())
 
 
-def fit_ridge(x: Tensor, y: Tensor, weights: Tensor | None, chosen: Candidate) -> nn.Module:
+def fit_ridge(x: Tensor, y: Tensor, weights: Tensor | None, chosen: Candidate, batch_size: int | None) -> nn.Module:
     """The ridge that won, on all samples."""
-    path = next(path for path in ridge_paths(x, y, weights) if path.kind == chosen.method)
+    x, kinds = ridge_features(x, batch_size)
+    path = ridge_path(x, y, weights, next(kind for kind in kinds if kind == chosen.method))
     return path.module(chosen.params["alpha"], tuple(y.shape[1:]))
 
 
@@ -400,6 +419,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         solver: as in :class:`TensorRegressor`.
         max_iter: as in :class:`TensorRegressor`.
         tol: as in :class:`TensorRegressor`.
+        batch_size: as in :class:`TensorRegressor`; in batches, flattened ridge is no candidate, and n_jobs is 1.
         channel_axis: as in :class:`TensorRegressor`.
         n_jobs: the number of processes on a CPU, one thread in each; None runs in this one, with torch's threads. On a
             GPU all fits are one program.
@@ -438,6 +458,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         solver: str = "auto",
         max_iter: int = MAX_ITER,
         tol: float = TOL,
+        batch_size: int | None = None,
         channel_axis: int = 1,
         n_jobs: int | None = None,
         random_state: Any = None,
@@ -454,6 +475,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
+        self.batch_size = batch_size
         self.channel_axis = channel_axis
         self.n_jobs = n_jobs
         self.random_state = random_state
@@ -515,6 +537,7 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         solver: as in :class:`TensorClassifier`.
         max_iter: as in :class:`TensorClassifier`.
         tol: as in :class:`TensorClassifier`.
+        batch_size: as in :class:`TensorClassifier`; in batches, flattened ridge is no candidate, and n_jobs is 1.
         channel_axis: as in :class:`TensorClassifier`.
         class_weight: as in :class:`TensorClassifier`.
         n_jobs: the number of processes on a CPU.
@@ -542,6 +565,7 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         solver: str = "auto",
         max_iter: int = MAX_ITER,
         tol: float = TOL,
+        batch_size: int | None = None,
         channel_axis: int = 1,
         class_weight: Any = None,
         n_jobs: int | None = None,
@@ -559,6 +583,7 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         self.solver = solver
         self.max_iter = max_iter
         self.tol = tol
+        self.batch_size = batch_size
         self.channel_axis = channel_axis
         self.class_weight = class_weight
         self.n_jobs = n_jobs
