@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
 
-BLOCK = 2**24
+BLOCK = 2**20
 """How many numbers are checked at once, so that a memory-mapped array is not read whole."""
 
 

@@ -262,6 +262,33 @@ def weighted_variance(values: Tensor, weights: Tensor | None) -> Tensor:
     return weighted_mean((values - weighted_mean(values, weights)).square(), weights) * varies
 
 
+def skills(
+    y: Tensor, candidates: list[Candidate], splits: list[tuple[np.ndarray, np.ndarray]], weights: Tensor | None
+) -> np.ndarray:
+    """Scores (candidates, folds) of regressions: ``1 - error / error of the mean target``; -inf where not finite.
+
+    The error of a sample is the root of its mean squared error, over the outputs that vary and that it has, each over
+    its std.
+    """
+    spread = weighted_variance(y, weights).sqrt()
+    spread = torch.where(spread > 0, spread, float("nan"))
+
+    def errors(predicted: Tensor) -> Tensor:
+        return ((y - predicted) / spread).square().flatten(1).nanmean(1).sqrt()  # (n,); NaN without a known output
+
+    def average(values: Tensor, rows: Any) -> float:
+        return float(weighted_mean(values[rows], None if weights is None else weights[rows]))
+
+    usual = average(errors(weighted_mean(y, weights)), slice(None))
+    scores = np.full((len(candidates), len(splits)), -np.inf)
+    for k, candidate in enumerate(candidates):
+        found = errors(candidate.mean)
+        for fold, (_, test) in enumerate(splits):
+            if bool(candidate.mean[test].isfinite().all()):
+                scores[k, fold] = 1 - average(found, test) / usual
+    return scores
+
+
 def grouped(candidates: list[Candidate]) -> list[list[int]]:
     """The numbers of candidates that share format, rank and θ."""
     groups: dict[Any, list[int]] = {}
@@ -428,7 +455,9 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         verbose: show a progress bar on a terminal.
 
     Attributes:
-        cv_results_: a row for each candidate, as scikit-learn's searches have it; scores are R² over all outputs.
+        cv_results_: a row for each candidate, as scikit-learn's searches have it. The score is 1 − the held-out error
+            over that of the mean target, where the error of a sample is the root of its mean squared error over the
+            outputs, each over its std, and samples are averaged: few outliers do not decide, as they would with R².
         best_params_, best_score_, best_index_: the row that won.
         layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
 
@@ -498,26 +527,12 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         seed = self._seed()
         splits = self._splits(x, targets.cpu().numpy(), weights, groups)
         candidates = self._search(x, targets, weights, splits, seed)
-        spread = weighted_variance(targets, weights)
-        scores = np.array(
-            [[self._r2(targets, each, test, spread, weights) for _, test in splits] for each in candidates]
-        )
+        scores = skills(targets, candidates, splits, weights)
         chosen = self._finish(candidates, scores, x, targets, weights, seed)
         seen = np.unique(np.concatenate([test for _, test in splits]))
         held_out = (targets[seen], chosen.mean[seen], chosen.variance[seen])
         self._keep_residuals(*held_out, None if weights is None else weights[seen])
         return self
-
-    @staticmethod
-    def _r2(y: Tensor, candidate: Candidate, test: np.ndarray, spread: Tensor, weights: Tensor | None) -> float:
-        """1 - squared error over the variance of all samples, averaged over the outputs that vary and are known."""
-        known = ~y[test].isnan()
-        w = None if weights is None else weights[test]
-        errors = (y[test] - candidate.mean[test]).square().masked_fill(~known, float("nan"))
-        judged = (spread > 0) & (known.any(0) if w is None else known[w > 0].any(0))
-        ratio = weighted_mean(errors, w)[judged] / spread[judged]
-        broken = not bool(candidate.mean[test].isfinite().all())
-        return float("-inf") if broken or ratio.numel() == 0 else float(1 - ratio.mean())
 
 
 class TensorClassifierCV(ClassificationMixin, SearchMixin):
