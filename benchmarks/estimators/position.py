@@ -158,10 +158,14 @@ def rotate(x: np.ndarray, x_test: np.ndarray, columns: int = 4096) -> tuple[np.n
 
 def fit_ridge(data: Data, features: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     """scikit-learn's RidgeCV on these features; the folds are judged by the criterion of TensorRegressorCV."""
+
+    def score(ridge: Any, x: np.ndarray, y: np.ndarray) -> float:
+        return -float(np.sqrt(np.square(ridge.predict(x) - y).mean(1)).mean())
+
     x, x_test = rotate(*features)
     mean, std = data.y.mean(0, dtype=np.float64), data.y.std(0, dtype=np.float64)
     size = float(np.square(x).sum())
-    ridge = RidgeCV(RIDGE_ALPHAS * size, cv=data.folds, scoring="neg_mean_squared_error")
+    ridge = RidgeCV(RIDGE_ALPHAS * size, cv=data.folds, scoring=score)
     ridge.fit(x, (data.y - mean) / std)
     return {"predicted": ridge.predict(x_test) * std + mean, "alpha": float(ridge.alpha_ / size)}
 
