@@ -18,8 +18,10 @@ from sklearn.preprocessing import FunctionTransformer
 
 import tensor_dropout as td
 from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_data, relative, spoil
+from tensor_dropout.fitting import fit as fit_module
+from tensor_dropout.fitting.statistics import StoredBlocks
 from tensor_dropout.progress import Advance
-from tensor_dropout.sklearn import TensorRegressor
+from tensor_dropout.sklearn import TensorRegressor, base
 from tensor_dropout.sklearn.base import MoveChannels
 
 SHAPES = [(7,), (6, 5), (5, 3, 4), (4, 2, 3, 3)]
@@ -89,6 +91,31 @@ def test_features_of_any_kind_give_the_same_predictions(kind, tmp_path):
     predicted = fit_quietly(TensorRegressor(**settings), given, y).predict(given)
     assert isinstance(predicted, torch.Tensor) == isinstance(given, torch.Tensor)
     assert relative(predicted, expected) < tolerance
+
+
+@pytest.mark.parametrize("axis", [1, -1])
+@pytest.mark.parametrize("how", ["asked for", "because memory is short"])
+def test_in_batches_from_a_file_it_is_the_same_fit(how, axis, monkeypatch, tmp_path):
+    X, y = make_data((5, 3, 4), n=40)
+    X = X.astype(np.float16)
+    settings = {**SMALL, "channel_axis": axis, "max_iter": 15}
+    expected = fit_quietly(TensorRegressor(**settings), X, y)
+    batch_sizes = []
+
+    def record(x, batch_size, dtype):
+        batch_sizes.append(batch_size)
+        return StoredBlocks(x, batch_size, dtype)
+
+    monkeypatch.setattr(fit_module, "StoredBlocks", record)
+    if how == "asked for":
+        settings["batch_size"] = 6
+    else:
+        monkeypatch.setattr(base, "quarter_of_memory", lambda: 4 * X.size - 1)
+        monkeypatch.setattr(base, "BATCH", 6 * X[0].size)
+    model = fit_quietly(TensorRegressor(**settings), as_memory_map(X, tmp_path), y)
+    assert batch_sizes == [6]
+    assert relative(model.predict(X), expected.predict(X)) < 0.01
+    assert model.loss_curve_ == pytest.approx(expected.loss_curve_, rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64, np.uint32, bool])
@@ -473,6 +500,8 @@ BAD_SETTINGS = {
     "no iterations": ({"max_iter": 0}, "max_iter is a number of at least 1"),
     "half an iteration": ({"max_iter": 1.5}, "max_iter is a number"),
     "tol": ({"tol": -1}, "tol is a number"),
+    "empty batches": ({"batch_size": 0}, "batch_size is a number of at least 1"),
+    "half a sample": ({"batch_size": 2.5}, "batch_size is a number"),
     "one fold": ({"calibrate": 1}, "calibrate is a number"),
     "too many folds": ({"calibrate": 13}, "calibrate=13 folds need as many rows, got 12"),
 }

@@ -47,6 +47,15 @@ def pairs_of(X, n_splits=3):
     return list(KFold(n_splits).split(X))
 
 
+def skill(y, predicted, rows):
+    """One minus the mean error of some samples over that of the mean target for all, outputs over their std."""
+
+    def error(difference):
+        return np.sqrt(np.nanmean((difference / np.nanstd(y, 0)).reshape(len(difference), -1) ** 2, 1)).mean()
+
+    return 1 - error(y[rows] - predicted) / error(y - np.nanmean(y, 0))
+
+
 def rows_of(found, method):
     """The numbers of the candidates of one kind."""
     return [k for k, params in enumerate(found.cv_results_["params"]) if params["method"] == method]
@@ -124,7 +133,6 @@ def test_the_best_is_fitted_on_everything(found, data):
 
 
 def test_scores_are_those_of_fits_by_hand(found, data):
-    """One minus the squared error on a fold over the variance of all samples, averaged over the outputs."""
     X, y = data
     folds = KFold(3, shuffle=True, random_state=found._seed() % 2**31).split(X)
     params = found.cv_results_["params"][2]
@@ -132,7 +140,7 @@ def test_scores_are_those_of_fits_by_hand(found, data):
     for k, (train, test) in enumerate(folds):
         model = TensorRegressor(params["method"], **settings, **{**QUICK, **FEW_STEPS})
         fit_quietly(model, X[train], y[train])
-        score = 1 - (((y[test] - model.predict(X[test])) ** 2).mean(0) / y.var(0)).mean()
+        score = skill(y, model.predict(X[test]), test)
         assert found.cv_results_[f"split{k}_test_score"][2] == pytest.approx(score, rel=1e-4)
 
 
@@ -150,7 +158,7 @@ def test_scores_of_ridge_are_those_of_scikit_learns(kind, data):
     for k in rows_of(model, kind)[::4]:
         alpha = model.cv_results_["params"][k]["alpha"] * (rows**2).sum()
         predicted = Ridge(alpha=alpha).fit(features[train], y[train]).predict(features[test])
-        score = 1 - (((y[test] - predicted) ** 2).mean(0) / y.var(0)).mean()
+        score = skill(y, predicted, test)
         assert model.cv_results_["split0_test_score"][k] == pytest.approx(score, rel=1e-6, abs=1e-6)
 
 
@@ -359,6 +367,20 @@ def test_an_interruption_stops_the_search(monkeypatch, data):
         model.predict(data[0])
 
 
+def test_in_batches_it_is_the_same_search_without_flattened_ridge():
+    X, y = make_data((8, 6, 5), (2,), n=60, dtype=np.float64, noise=1.0)
+    weights = np.linspace(0.5, 2, 60)
+    settings = {"thetas": (0.8,), "max_iter": 20}
+    whole = search(X, y, weights, **settings)
+    parts = search(X, y, weights, batch_size=17, n_jobs=2, **settings)
+    assert {params["method"] for params in parts.cv_results_["params"]} == {"cp", "pooled ridge"}
+    for method in ("cp", "pooled ridge"):
+        ours, theirs = (each.cv_results_["mean_test_score"][rows_of(each, method)] for each in (parts, whole))
+        assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert whole.method_ == parts.method_ == "cp"
+    assert relative(parts.predict(X), whole.predict(X)) < 1e-3
+
+
 # Weights and missing targets.
 
 
@@ -402,6 +424,10 @@ def test_missing_targets_leave_ridge_out_and_the_rows_in():
     assert {params["method"] for params in model.cv_results_["params"]} == {"cp"}
     assert np.isfinite(model.cv_results_["mean_test_score"]).all()
     assert model.best_score_ > 0.5
+    train, test = next(KFold(3, shuffle=True, random_state=model._seed() % 2**31).split(X))
+    alone = fit_quietly(TensorRegressor(theta=0.8, alpha=1e-3, **QUICK), X[train], holes[train])
+    expected = skill(holes, alone.predict(X[test]), test)
+    assert model.cv_results_["split0_test_score"][0] == pytest.approx(expected, rel=1e-4)
     assert np.isnan(model.residuals_).sum() == 30
     assert np.isfinite(model.noise_variance_).all()
     low, high = model.predict_interval(X)
@@ -578,6 +604,7 @@ BAD_SETTINGS = {
     "modes": ({"factorization": "tucker", "modes": (7,)}, "modes=(7,)"),
     "channel axis": ({"channel_axis": 3}, "channel_axis=3, but X has the axes 0 to 2"),
     "no iterations": ({"max_iter": 0}, "max_iter is a number of at least 1"),
+    "empty batches": ({"batch_size": 0}, "batch_size is a number of at least 1, got 0"),
     "no device": ({"device": "toaster"}, "device='toaster' cannot be used"),
 }
 BAD_DATA = {
