@@ -21,6 +21,7 @@ from tensor_dropout.fitting import fit as fit_module
 from tensor_dropout.fitting import statistics
 from tensor_dropout.fitting.fit import Prepared, Setting, fit, fit_many
 from tensor_dropout.fitting.lbfgs import minimize
+from tensor_dropout.fitting.objective import ExpectedLoss
 from tensor_dropout.sklearn.defaults import build_layer
 
 EXACT = {"rtol": 1e-9, "atol": 1e-9}
@@ -1005,12 +1006,18 @@ def test_an_interrupted_fit_keeps_the_best_so_far(at, eliminate):
 def test_many_fits_that_are_interrupted_say_so(monkeypatch):
     layer = make("cp")
     x, y = make_data(layer, n=18)
+    usual, steps = ExpectedLoss.evaluate, []
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
+    def evaluate(self, *given):
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return usual(self, *given)
 
+    monkeypatch.setattr(ExpectedLoss, "evaluate", evaluate)
     with pytest.raises(KeyboardInterrupt):
-        fit_many(layer, x, y, make_settings(18)[0], "regression", max_iter=3, report=interrupt)
+        fit_many(layer, x, y, make_settings(18)[0], "regression", max_iter=9)
+    assert len(steps) == 3
 
 
 @every_format

@@ -186,6 +186,26 @@ def test_what_was_loaded_is_fitted_again_alike(path):
     check_same(model, fit_quietly(td.load(path), X, y), X)
 
 
+def test_numbers_of_numpy_and_laws_are_loaded_as_plain_values(path):
+    X, y = make_data((6, 4))
+    law = td.TensorDropout(0.7, law="gaussian").law
+    model = fit_quietly(TensorRegressor(theta=np.float64(0.7), law=law, **SMALL), X, y)
+    td.save(model, path)
+    loaded = td.load(path)
+    assert (loaded.theta, loaded.law) == (0.7, "gaussian")
+    assert np.array_equal(loaded.predict(X), model.predict(X))
+    again = fit_quietly(loaded, X, y)
+    assert np.array_equal(again.predict(X), model.predict(X))
+
+
+@pytest.mark.parametrize("name", ["regressor, tt, gaussian", "regressor search, flattened ridge, y of two modes"])
+def test_the_network_of_an_estimator_predicts_as_it_does(name):
+    model, X = make(name)
+    with torch.no_grad():
+        found = model.as_network()(torch.from_numpy(X))
+    assert np.array_equal(found.numpy(), model.predict(X))
+
+
 def test_a_search_that_was_loaded_draws_its_picture(path):
     model, _ = make("regressor search, cp")
     td.save(model, path)

@@ -261,6 +261,14 @@ def test_a_vector_and_a_number_are_plain_ridge():
     assert TensorRegressor().fit(X, y).score(X, y) > 0.99
 
 
+def test_one_feature_of_several_targets_with_holes_is_fitted_too():
+    X, y = make_data((1,), (2,), n=40)
+    y[::3, 0] = np.nan
+    model = fit_quietly(TensorRegressor(theta=1, max_iter=40), X, y)
+    assert ((model.predict(X) - y)[:, 1] ** 2).mean() < 0.1 * y[:, 1].var()
+    assert np.nanmean((model.predict(X) - y)[:, 0] ** 2) < 0.1 * np.nanvar(y[:, 0])
+
+
 def test_equal_seeds_give_equal_fits():
     X, y = make_data()
     models = [fit_quietly(TensorRegressor(max_iter=15, random_state=seed), X, y) for seed in (3, 3, 4)]
@@ -461,6 +469,7 @@ BAD_DATA = {
     "no samples": ((X[:0], Y[:0]), "X is empty"),
     "no features": ((X[:, :0], Y), "X is empty"),
     "no outputs": ((X, Y[:, :0]), "y is empty"),
+    "one axis of torch": ((torch.from_numpy(X[:, 0, 0]), Y), r"one sample per row, .*got the shape \(12,\)"),
     "one axis": ((X[:, 0, 0], Y), "Expected 2D array|one sample per row"),
     "strings": ((np.full((12, 3, 2), "a"), Y), "X must hold numbers"),
     "string targets": ((X, np.full(12, "a")), "y must hold numbers"),
@@ -538,6 +547,13 @@ def test_features_unlike_those_of_the_fit_are_refused(given, message):
     with pytest.raises(ValueError, match=message) as caught:
         model.predict(given)
     assert_one_sentence(caught)
+
+
+def test_another_number_of_features_is_refused_in_scikit_learns_words():
+    model = fit_quietly(TensorRegressor(max_iter=2), X[:, :, 0], Y)
+    for given in (X[:, :3, 0], torch.from_numpy(X[:, :3, 0])):
+        with pytest.raises(ValueError, match="X has 3 features, but TensorRegressor is expecting 4 features as input"):
+            model.predict(given)
 
 
 def test_from_layer_takes_layers_alone():

@@ -27,6 +27,7 @@ from sklearn.preprocessing import FunctionTransformer
 
 import tensor_dropout as td
 from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_classes, make_data, relative
+from tensor_dropout.fitting.objective import ExpectedLoss
 from tensor_dropout.progress import Advance
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
 from tensor_dropout.sklearn.search import RIDGE_ALPHAS, SearchMixin, search_in_one_program
@@ -355,11 +356,23 @@ def test_one_program_finds_what_single_fits_do(kind, monkeypatch):
     assert relative(together.predict(X), single.predict(X)) < 1e-3 if kind != "classification" else True
 
 
-def test_an_interruption_stops_the_search(monkeypatch, data):
-    def press_control_c(self, count):
+@pytest.mark.parametrize("where", ["between fits", "in a fit"])
+def test_an_interruption_stops_the_search(where, monkeypatch, data):
+    usual, steps = ExpectedLoss.evaluate, []
+
+    def evaluate(self, *given):
+        steps.append(1)
+        if len(steps) == 5:
+            raise KeyboardInterrupt
+        return usual(self, *given)
+
+    def advance(self, count):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Advance, "__call__", press_control_c)
+    if where == "in a fit":  # which keeps its best, unlike a search
+        monkeypatch.setattr(ExpectedLoss, "evaluate", evaluate)
+    else:
+        monkeypatch.setattr(Advance, "__call__", advance)
     model = TensorRegressorCV(**ONE_SETTING)
     with pytest.raises(KeyboardInterrupt):
         model.fit(*data)
@@ -616,6 +629,11 @@ BAD_DATA = {
     "weights that leave a fold empty": ((X, Y, np.r_[1.0, np.zeros(11)]), {}, "0 in all rows of a fold"),
     "a number with a hole": ((X[:, 0, :1], np.r_[np.nan, np.arange(11.0)]), {}, "no target at all in 1 rows"),
     "rare classes": ((X, np.r_[0, 0, np.ones(10, int)]), {}, "the smallest class has 2; lower cv, or merge classes"),
+    "one feature and holes": (
+        (X[:, 0, :1], np.where(np.arange(24).reshape(12, 2) == 3, np.nan, Y)),
+        {},
+        "leave ridge alone, which takes no missing targets; leave those rows out",
+    ),
     "one class": ((X, np.ones(12, int)), {}, "at least 2 classes"),
 }
 
