@@ -44,14 +44,25 @@ def _figures() -> Path:
 
 
 def render(name: str) -> str:
-    """The Markdown of a table: "headline K", or "EXPERIMENT K", the K-th table of an experiment, counted from 0.
+    """The Markdown of a table: "headline K", "position PART", or "EXPERIMENT K", the K-th of an experiment, from 0.
 
     Raises:
         KeyError: if there is none.
     """
     experiment, _, number = name.partition(" ")
+    if experiment == "position":
+        return render_position(number)
     tables = make_headlines() if experiment == "headline" else load_section(experiment).tables
     return render_table(tables[int(number)])
+
+
+@cache
+def render_position(part: str) -> str:
+    """A part of the report of benchmarks/estimators/position.py."""
+    sys.path.append(str(ROOT / "benchmarks" / "estimators"))
+    import position
+
+    return position.render(part, position.read_record(ROOT / position.RECORD))
 
 
 def make_headlines() -> tuple[Table, Table]:

@@ -484,6 +484,20 @@ def suited_map(groups: dict[Key, list[dict[str, Any]]], name: str, n: int) -> st
     return min(keys, key=lambda key: average(groups[name, key, n], RIDGE, "error")) if len(keys) == 2 else None
 
 
+PARTS: dict[str, Callable[[dict[Key, list[dict[str, Any]]]], str]] = {
+    "errors": write_errors,
+    "differences": write_differences,
+    "bars": lambda groups: "\n".join(f"- {line}" for line in judge(groups)),
+    "chosen": write_winners,
+    "times": write_times,
+}
+
+
+def render(part: str, record: dict[Cell, dict[str, Any]]) -> str:
+    """One of :data:`PARTS`, for the docs."""
+    return PARTS[part](group_rows(record))
+
+
 def write_report(record: dict[Cell, dict[str, Any]]) -> str:
     """The tables in Markdown."""
     groups = group_rows(record)
