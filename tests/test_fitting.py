@@ -1201,6 +1201,43 @@ def test_an_interrupt_while_evaluating_keeps_the_best_so_far():
     assert float(ended.curve[-1]) <= sorted(values)[1]  # a trial that was not yet judged may be lower
 
 
+def test_after_a_line_without_a_step_the_next_is_along_steepest_descent():
+    problems = Quadratics([50.0])
+    usual, reached, tried = problems.evaluate, [], []
+
+    def evaluate(z, which):
+        f, g = usual(z, which)
+        if len(reached) == 4:  # nothing falls in the fifth iteration
+            return torch.full_like(f, torch.inf), g
+        if len(reached) == 5:
+            tried.append(z.clone())
+        return f, g
+
+    problems.evaluate = evaluate
+    ended = minimize(problems, problems.start, max_iter=30, tol=1e-9, report=lambda k, f, z: reached.append(z.clone()))
+    assert torch.equal(reached[4], reached[3])
+    step, downhill = tried[0] - reached[4], -usual(reached[4], torch.tensor([0]))[1]
+    assert float(F.cosine_similarity(step, downhill)) == pytest.approx(1, abs=1e-9)
+    assert_close(ended.curve[-1], torch.ones(1, dtype=torch.float64), rtol=1e-6, atol=1e-6)
+
+
+def test_what_cannot_fall_is_given_up_where_it_is():
+    """Uphill whatever the gradient says: two lines without a step are enough."""
+    problems = Quadratics([10.0, 10.0])
+    usual = problems.evaluate
+
+    def evaluate(z, which):
+        f, g = usual(z, which)
+        return f, torch.where((which == 0)[:, None], -g, g)
+
+    problems.evaluate = evaluate
+    ended = minimize(problems, problems.start, max_iter=50, tol=1e-9)
+    assert torch.equal(ended.z[0], problems.start[0])
+    assert int(ended.n_iter[0]) == 2
+    assert ended.converged.all()
+    assert_close(ended.z[1], problems.m[1], rtol=1e-3, atol=1e-3)
+
+
 def test_what_is_done_is_not_evaluated_again():
     problems = Quadratics([1.0, 1e4])
     ended = minimize(problems, problems.start, max_iter=300, tol=1e-6)

@@ -148,8 +148,14 @@ def test_weights_of_classes_are_weights_of_their_samples(class_weight):
     by_sample = fit_quietly(TensorClassifier(**QUICK), X, y, sample_weight=compute_sample_weight(class_weight, y))
     assert np.array_equal(by_class.decision_function(X), by_sample.decision_function(X))
     assert by_class.predict(X).sum() > 1.5 * fitted(X, y).predict(X).sum() > 0
-    both = fit_quietly(TensorClassifier(class_weight=class_weight, **QUICK), X, y, sample_weight=2 * np.ones(120))
-    assert relative(both.decision_function(X), by_class.decision_function(X)) < 0.01  # the two are multiplied
+
+
+def test_weights_of_classes_and_of_samples_are_multiplied():
+    X, y = make_classes((4, 3), classes=2)
+    weights = np.linspace(0.2, 3, 60)
+    both = fit_quietly(TensorClassifier(class_weight={0: 1.0, 1: 5.0}, **QUICK), X, y, sample_weight=weights)
+    product = fit_quietly(TensorClassifier(**QUICK), X, y, sample_weight=weights * np.where(y == 1, 5.0, 1.0))
+    assert np.array_equal(both.decision_function(X), product.decision_function(X))
 
 
 # In scikit-learn.

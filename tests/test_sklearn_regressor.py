@@ -215,6 +215,17 @@ def test_a_weight_of_two_is_a_row_twice_and_of_zero_none(shape):
     assert weighted.alpha_ == pytest.approx(repeated.alpha_)
 
 
+@pytest.mark.parametrize(
+    "weights", [2.0, np.full((40, 1), 2.0), torch.full((40,), 2.0)], ids=["one", "column", "torch"]
+)
+def test_weights_of_any_kind_count_alike(weights):
+    X, y = make_data((5, 4))
+    expected = fit_quietly(TensorRegressor(**SMALL), X, y, sample_weight=np.full(40, 2.0))
+    model = fit_quietly(TensorRegressor(**SMALL), X, y, sample_weight=weights)
+    assert np.array_equal(model.predict(X), expected.predict(X))
+    assert model.alpha_ == expected.alpha_ == fit_quietly(TensorRegressor(**SMALL), X, y).alpha_ / 2
+
+
 def test_rows_of_weight_zero_are_not_looked_at():
     X, y = make_data((5, 4), n=40)
     weights = np.r_[np.ones(30), np.zeros(10)]
