@@ -11,9 +11,10 @@ except ModuleNotFoundError as error:
     ) from error
 
 from tensor_dropout.sklearn.classifier import TensorClassifier as TensorClassifier
+from tensor_dropout.sklearn.feature_maps import FeatureMaps as FeatureMaps
 from tensor_dropout.sklearn.regressor import TensorRegressor as TensorRegressor
 from tensor_dropout.sklearn.search import TensorClassifierCV as TensorClassifierCV
 from tensor_dropout.sklearn.search import TensorRegressorCV as TensorRegressorCV
 
 ESTIMATORS = ("TensorClassifier", "TensorClassifierCV", "TensorRegressor", "TensorRegressorCV")
-__all__ = ["TensorClassifier", "TensorClassifierCV", "TensorRegressor", "TensorRegressorCV"]
+__all__ = ["FeatureMaps", "TensorClassifier", "TensorClassifierCV", "TensorRegressor", "TensorRegressorCV"]

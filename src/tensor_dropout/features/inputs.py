@@ -1,0 +1,319 @@
+"""Images, volumes, arrays and data sets as tensors, one sample at a time.
+
+A file that cannot be read is no exception here but an item with a problem, so that all of them can be named at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from tensor_dropout.errors import TensorDropoutError
+
+IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+VOLUMES = (".nii", ".nii.gz")
+NAMED = 5
+"""How many samples are named in a message."""
+
+
+class Item(NamedTuple):
+    """One sample: its tensor (None if it was not needed, or cannot be read), the hash of its content, the problem."""
+
+    x: Tensor | None
+    digest: str = ""
+    problem: str = ""
+
+
+class Source:
+    """Samples that can be read one by one."""
+
+    in_threads = False
+    """Whether several may be read at once."""
+    description: dict[str, Any]
+    """How they are prepared, as JSON types."""
+
+    def __len__(self) -> int:
+        """How many samples."""
+        raise NotImplementedError
+
+    def read(self, number: int, is_known: Callable[[str], bool] | None) -> Item:
+        """One sample.
+
+        Args:
+            number: which one.
+            is_known: whether the sample with this hash need not be decoded; None computes no hash.
+        """
+        raise NotImplementedError
+
+    def name(self, number: int) -> str:
+        """What to call a sample in messages."""
+        return f"X[{number}]"
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How files become inputs; see ``FeatureMaps``."""
+
+    size: int | tuple[int, ...] = 224
+    mean: Any = "imagenet"
+    std: Any = "imagenet"
+
+    def checked(self, where: str) -> Preparation:
+        """With plain values.
+
+        Raises:
+            TensorDropoutError: for sizes that are none.
+        """
+        sizes = (self.size,) if isinstance(self.size, int) else tuple(self.size or ())
+        if not 1 <= len(sizes) <= 3 or not all(type(size) is int and size > 0 for size in sizes):
+            raise TensorDropoutError(
+                f"{where}: size is one number, (height, width), or three numbers for volumes; got {self.size!r}"
+            )
+        return Preparation(
+            sizes if len(sizes) > 1 else sizes[0], _numbers("mean", self.mean, where), _numbers("std", self.std, where)
+        )
+
+
+def _numbers(which: str, values: Any, where: str) -> Any:
+    if values is None or (isinstance(values, str) and values == "imagenet"):
+        return values
+    try:
+        numbers = tuple(float(value) for value in np.atleast_1d(values))
+    except (TypeError, ValueError):
+        numbers = ()
+    if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)) or (which == "std" and min(numbers) <= 0):
+        raise TensorDropoutError(f"{where}: {which} is 'imagenet', None, or one or three numbers, got {values!r}")
+    return numbers
+
+
+class Files(Source):
+    """Image files and NIfTI volumes."""
+
+    in_threads = True
+
+    def __init__(self, paths: Sequence[Any], preparation: Preparation, where: str) -> None:
+        self.paths = [Path(path) for path in paths]
+        missing = [str(path) for path in self.paths if not path.is_file()]
+        if missing:
+            raise TensorDropoutError(f"{where}: {name_some(missing)} of {len(paths)} files: no such file")
+        self.preparation, self.where = preparation.checked(where), where
+        kinds = {is_volume(path) for path in self.paths}
+        if len(kinds) > 1:
+            raise TensorDropoutError(f"{where}: X has both images and NIfTI volumes; transform them apart")
+        self.volumes = kinds.pop()
+        self.description = {"files": "volumes" if self.volumes else "images", **vars(self.preparation)}
+        _import_reader(self.volumes, where)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def name(self, number: int) -> str:
+        """The path."""
+        return str(self.paths[number])
+
+    def read(self, number: int, is_known: Callable[[str], bool] | None) -> Item:
+        """Read and prepare one file."""
+        digest, path = "", self.paths[number]
+        try:
+            data = path.read_bytes()
+            if is_known is not None and is_known(digest := hashlib.sha256(data).hexdigest()):
+                return Item(None, digest)
+            decode = read_volume if self.volumes else read_image
+            return Item(decode(path, data, self.preparation), digest)
+        except Exception as error:  # PIL and nibabel raise many kinds for damaged files
+            words = (str(error).strip().splitlines() or [""])[0].replace(str(path), "it")
+            return Item(None, digest, f"{type(error).__name__}: {words}")
+
+
+class Arrays(Source):
+    """Samples (C, H, W[, D]) that are prepared: an array, a tensor, or a list of them."""
+
+    def __init__(self, arrays: Any, where: str) -> None:
+        self.arrays, self.description = arrays, {"files": "none"}
+        first = tuple(arrays[0].shape)
+        if len(first) not in (3, 4) or 0 in first:
+            raise TensorDropoutError(
+                f"{where}: arrays are prepared inputs (n, channels, height, width[, depth]); a sample here has {first}"
+            )
+        if str(arrays[0].dtype).removeprefix("torch.") == "uint8":
+            raise TensorDropoutError(
+                f"{where}: arrays are taken as the network takes them, but these are uint8 pixels; scale and "
+                "standardize them first (or pass .astype('float32'), if the network takes numbers up to 255)"
+            )
+        if isinstance(arrays, list):
+            wrong = [n for n, array in enumerate(arrays) if tuple(array.shape) != first]
+            if wrong:
+                raise TensorDropoutError(
+                    f"{where}: the samples have several sizes: X[0] has {first}, X[{wrong[0]}] "
+                    f"{tuple(arrays[wrong[0]].shape)}; bring them to one size"
+                )
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+    def read(self, number: int, is_known: Callable[[str], bool] | None) -> Item:
+        """One row."""
+        return _hashed(as_sample(self.arrays[number]), is_known)
+
+
+class Samples(Source):
+    """A torch ``Dataset`` whose items are tensors, or tuples that begin with one."""
+
+    def __init__(self, dataset: Any, where: str) -> None:
+        self.dataset, self.where, self.description = dataset, where, {"files": "none"}
+        self.first: tuple[int, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, number: int, is_known: Callable[[str], bool] | None) -> Item:
+        """One item."""
+        item = self.dataset[number]
+        sample = item[0] if isinstance(item, tuple | list) else item
+        if not isinstance(sample, Tensor | np.ndarray):
+            raise TensorDropoutError(
+                f"{self.where}: an item of the Dataset is a tensor, or a tuple that begins with one; item {number} is "
+                f"a {type(sample).__name__}"
+            )
+        self.first = self.first or tuple(sample.shape)
+        if tuple(sample.shape) != self.first:
+            raise TensorDropoutError(
+                f"{self.where}: the samples have several sizes: {self.first}, and {tuple(sample.shape)} for item "
+                f"{number}; bring them to one size"
+            )
+        return _hashed(as_sample(sample), is_known)
+
+
+def open_source(X: Any, preparation: Preparation, where: str) -> Source:
+    """The samples of X.
+
+    Raises:
+        TensorDropoutError: for what holds no samples.
+    """
+    if isinstance(X, str | os.PathLike):
+        raise TensorDropoutError(f"{where}: X is a list of paths; for a folder: sorted(Path({str(X)!r}).glob('*.jpg'))")
+    if isinstance(X, IterableDataset) or not hasattr(X, "__len__"):
+        raise TensorDropoutError(
+            f"{where}: X is a list of paths, an array, a tensor, or a Dataset with a length; got a {type(X).__name__}"
+        )
+    if len(X) == 0:
+        raise TensorDropoutError(f"{where}: X is empty: 0 samples")
+    if isinstance(X, Dataset):
+        return Samples(X, where)
+    if isinstance(X, list | tuple) and all(isinstance(each, Tensor | np.ndarray) and each.ndim > 1 for each in X):
+        return Arrays(list(X), where)
+    if isinstance(X, Tensor):
+        return Arrays(X.detach(), where)
+    array = X if isinstance(X, np.ndarray) else _as_array(X, where)
+    if array.dtype.kind in "OU" and array.ndim == 1 and all(isinstance(each, str | os.PathLike) for each in array):
+        return Files(array.tolist(), preparation, where)
+    if array.dtype.kind not in "biuf":
+        raise TensorDropoutError(f"{where}: X holds paths or numbers, got {array.dtype} of shape {array.shape}")
+    return Arrays(array, where)
+
+
+def _as_array(X: Any, where: str) -> np.ndarray:
+    try:
+        if isinstance(X, list | tuple) and any(isinstance(each, os.PathLike) for each in X):
+            return np.array([str(each) if isinstance(each, os.PathLike) else each for each in X], dtype=object)
+        return np.asarray(X)
+    except (TypeError, ValueError) as error:
+        raise TensorDropoutError(f"{where}: X is a list of paths or an array of numbers: {error}") from None
+
+
+def as_sample(values: Any) -> Tensor:
+    """A tensor on the CPU that owns its numbers."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    array = np.array(values)  # a copy: memory maps are read-only
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+
+
+def _hashed(x: Tensor, is_known: Callable[[str], bool] | None) -> Item:
+    if is_known is None:
+        return Item(x)
+    content = hashlib.sha256(f"{x.dtype}{tuple(x.shape)}".encode())
+    content.update(x.contiguous().view(torch.uint8).numpy().data)
+    digest = content.hexdigest()
+    return Item(None if is_known(digest) else x, digest)
+
+
+def is_volume(path: Path) -> bool:
+    """Whether a file is NIfTI, by its ending."""
+    return path.name.lower().endswith(VOLUMES)
+
+
+def _import_reader(volumes: bool, where: str) -> None:
+    try:
+        if volumes:
+            import nibabel  # noqa: F401
+        else:
+            import PIL.Image  # noqa: F401
+    except ModuleNotFoundError as error:
+        package = "nibabel" if volumes else "pillow"
+        raise TensorDropoutError(
+            f"{where}: {package} is not installed, which reads these files; install it with: pip install {package}"
+        ) from error
+
+
+def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
+    """An image as RGB, resized (bilinear, with antialias) and standardized: (3, height, width).
+
+    It is taken as it is stored: a rotation in its EXIF data is not applied.
+    """
+    from PIL import Image
+
+    image = Image.open(io.BytesIO(data))
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(f"pixels of more than 8 bits (mode {image.mode}); save it with 8 bits")
+    size = preparation.size
+    height, width = (size, size) if isinstance(size, int) else size
+    resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
+    mean, std = (
+        torch.tensor(IMAGENET[which] if value == "imagenet" else neutral if value is None else value).reshape(-1, 1, 1)
+        for which, value, neutral in (("mean", preparation.mean, (0.0,)), ("std", preparation.std, (1.0,)))
+    )
+    return pixels.sub_(mean).div_(std)
+
+
+def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:
+    """A NIfTI volume, its axes in the order RAS: (channels, x, y, z).
+
+    Standardized by its own mean and standard deviation, or by the numbers given; resized (trilinear) only if the size
+    has three numbers.
+    """
+    import nibabel
+
+    image: Any = nibabel.as_closest_canonical(nibabel.load(path))
+    volume = torch.from_numpy(np.asarray(image.dataobj, dtype=np.float32))
+    if volume.ndim == 3:
+        volume = volume.unsqueeze(3)
+    if volume.ndim != 4 or not bool(volume.isfinite().all()):
+        raise ValueError(f"a volume has 3 axes, or 4 with the channels last, all finite; got {tuple(volume.shape)}")
+    volume = volume.movedim(3, 0)
+    if not isinstance(preparation.size, int) and len(preparation.size) == 3:
+        volume = torch.nn.functional.interpolate(volume[None], preparation.size, mode="trilinear")[0]
+    own = {"mean": float(volume.mean()), "std": max(float(volume.std()), 1e-12)}
+    mean, std = (
+        torch.tensor(own[which] if value == "imagenet" else neutral if value is None else value).reshape(-1, 1, 1, 1)
+        for which, value, neutral in (("mean", preparation.mean, 0.0), ("std", preparation.std, 1.0))
+    )
+    return ((volume - mean) / std).contiguous()
+
+
+def name_some(names: Sequence[str]) -> str:
+    """The first few, and how many more."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
