@@ -7,7 +7,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
 
-QUICK = {"max_iter": 30, "tol": 0.02}
+QUICK = {"max_iter": 20, "tol": 0.05}
 ONE_SETTING = {"thetas": (0.7,), "alphas": (1e-3,), "cv": 2}
 ESTIMATORS = [
     TensorRegressor(**QUICK),

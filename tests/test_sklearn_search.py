@@ -217,7 +217,7 @@ def test_each_wins_where_it_should(make, settings, winner):
 
 @pytest.mark.parametrize("axis", [2, -1])
 def test_channels_may_be_anywhere_whoever_wins(axis):
-    for X, y in (mean_of_channels(), make_data((8, 6, 5), n=80)):
+    for X, y in (mean_of_channels(), make_data((8, 6, 5), n=60)):
         first = search(X, y)
         model = search(np.moveaxis(X, 1, axis), y, channel_axis=axis)
         assert model.method_ == first.method_
