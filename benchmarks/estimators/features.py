@@ -55,16 +55,18 @@ def read_images(archive: Path, names: list[str]) -> np.ndarray:
 
 
 @torch.no_grad()
-def compute_maps(model: torch.nn.Module, images: np.ndarray) -> dict[str, np.ndarray]:
+def compute_maps(model: torch.nn.Module, images: np.ndarray, device: str) -> dict[str, np.ndarray]:
     """The two maps of every image, in float16."""
+    torch.backends.cudnn.allow_tf32 = False
+    model.to(device)
     kept: dict[str, torch.Tensor] = {}
     hooks = [model._blocks[10].register_forward_hook(lambda module, args, out: kept.__setitem__("block10", out))]
     maps: dict[str, list[np.ndarray]] = {"block10": [], "last": []}
     for start in range(0, len(images), BATCH):
-        batch = (torch.from_numpy(images[start : start + BATCH]).float() - MEAN) / STD
+        batch = (torch.from_numpy(images[start : start + BATCH]).to(device).float() - MEAN) / STD
         kept["last"] = model.extract_features(batch)
         for name, rows in maps.items():
-            rows.append(kept[name].half().numpy())
+            rows.append(kept[name].half().cpu().numpy())
     for hook in hooks:
         hook.remove()
     return {name: np.concatenate(rows) for name, rows in maps.items()}
@@ -74,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds wings, retina and faces")
     parser.add_argument("--out", type=Path, default=Path("out/features"))
+    parser.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
     arguments = parser.parse_args()
     model = load_backbone()
     for name in SETS:
@@ -82,7 +85,7 @@ def main() -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         names, groups, targets = read_table(arguments.data / name / "points.csv")
-        maps = compute_maps(model, read_images(arguments.data / name / "images.tar", names))
+        maps = compute_maps(model, read_images(arguments.data / name / "images.tar", names), arguments.device)
         for key, array in maps.items():
             np.save(folder / f"{key}.npy", array)
         np.save(folder / "targets.npy", targets)

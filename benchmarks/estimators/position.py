@@ -156,12 +156,15 @@ def rotate(x: np.ndarray, x_test: np.ndarray, columns: int = 4096) -> tuple[np.n
     return vectors * root, cross @ vectors / root
 
 
-def fit_ridge(data: Data, features: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+def score_samples(model: Any, x: np.ndarray, y: np.ndarray) -> float:
+    """The criterion of TensorRegressorCV, for standardized targets (n, k): minus the error of a sample, averaged."""
+    return -float(np.sqrt(np.square(model.predict(x) - y).mean(1)).mean())
+
+
+def fit_ridge(
+    data: Data, features: tuple[np.ndarray, np.ndarray], score: Callable[[Any, Any, Any], float] = score_samples
+) -> dict[str, Any]:
     """scikit-learn's RidgeCV on these features; the folds are judged by the criterion of TensorRegressorCV."""
-
-    def score(ridge: Any, x: np.ndarray, y: np.ndarray) -> float:
-        return -float(np.sqrt(np.square(ridge.predict(x) - y).mean(1)).mean())
-
     x, x_test = rotate(*features)
     mean, std = data.y.mean(0, dtype=np.float64), data.y.std(0, dtype=np.float64)
     size = float(np.square(x).sum())
@@ -251,8 +254,8 @@ def measure_interval(search: Any, data: Data) -> dict[str, float]:
     return {"coverage": float(inside.mean()), "width": float(100 * (high - low).mean(dtype=np.float64))}
 
 
-def run_cell(cell: Cell, features: Path) -> dict[str, Any] | None:
-    """All methods of a cell, on one thread; None where the training part has fewer images."""
+def run_cell(cell: Cell, features: Path, device: str | None) -> dict[str, Any] | None:
+    """All methods of a cell, on one thread or a GPU; None where the training part has fewer images."""
     torch.set_num_threads(1)
     groups, targets = (np.load(features / cell.set / f"{file}.npy") for file in ("groups", "targets"))
     train, test = split_images(groups, cell.split)
@@ -261,9 +264,10 @@ def run_cell(cell: Cell, features: Path) -> dict[str, Any] | None:
     rows = train[: cell.n]
     x, x_test = (load_map(features, cell.set, cell.map, part) for part in (rows, test))
     data = Data(x, targets[rows], x_test, targets[test], make_folds(groups[rows], cell.split), cell.split)
-    search = TensorRegressorCV(cv=data.folds, random_state=cell.split)
+    ours = {"random_state": cell.split, "device": device}
+    search = TensorRegressorCV(cv=data.folds, **ours)
     methods = {name: run_baseline(data, fit) for name, fit in BASELINES.items()}
-    methods[DEFAULT] = run_estimator(data, TensorRegressor(random_state=cell.split))
+    methods[DEFAULT] = run_estimator(data, TensorRegressor(**ours))
     methods[SEARCH] = run_estimator(data, search)
     for name, wanted in ((PLAIN, lambda theta: theta == 1), (DROPOUT, lambda theta: theta < 1)):
         params = best_params(search, wanted)
@@ -271,7 +275,7 @@ def run_cell(cell: Cell, features: Path) -> dict[str, Any] | None:
         if search.best_params_ == params:
             methods[name] = methods[SEARCH]
         else:
-            methods[name] = run_estimator(data, TensorRegressor(params["method"], **settings, random_state=cell.split))
+            methods[name] = run_estimator(data, TensorRegressor(params["method"], **settings, **ours))
     return {
         **asdict(cell),
         "n_test": len(test),
@@ -322,14 +326,15 @@ def shorten(value: Any) -> Any:
     return value
 
 
-def run_cells(cells: Sequence[Cell], features: Path, record: Path, jobs: int) -> None:
+def run_cells(cells: Sequence[Cell], features: Path, record: Path, jobs: int, device: str | None) -> None:
     """Run what the record does not have, and add each cell as it ends."""
     done = read_record(record)
     todo = [cell for cell in cells if cell not in done and exists(cell, features)]
     began = time.perf_counter()
     environment = describe_environment("scikit-learn", "numpy") | {"threads": 1, "jobs": jobs}
+    environment |= {"device": torch.cuda.get_device_name() if device == "cuda" else device or "cpu"}
     results = Parallel(n_jobs=jobs, return_as="generator_unordered")(
-        delayed(run_timed)(cell, features) for cell in todo
+        delayed(run_timed)(cell, features, device) for cell in todo
     )
     for k, row in enumerate(results, 1):
         append(record, {**row, "environment": environment})
@@ -346,10 +351,10 @@ def exists(cell: Cell, features: Path) -> bool:
     return cell.n <= len(split_images(np.load(groups), cell.split)[0])
 
 
-def run_timed(cell: Cell, features: Path) -> dict[str, Any]:
+def run_timed(cell: Cell, features: Path, device: str | None) -> dict[str, Any]:
     """The cell, and how long all of it took."""
     began = time.perf_counter()
-    row = run_cell(cell, features)
+    row = run_cell(cell, features, device)
     assert row is not None
     return {**row, "seconds": time.perf_counter() - began}
 
@@ -504,8 +509,8 @@ def write_report(record: dict[Cell, dict[str, Any]]) -> str:
     made = {json.dumps(row["environment"], sort_keys=True): row["environment"] for row in record.values()}
     where = [
         f"- torch {each['torch']}, scikit-learn {each['scikit-learn']}, commit {str(each.get('commit'))[:7]}"
-        f"{' with changes' if each.get('dirty') else ''}, --jobs {each['jobs']}, one thread each: "
-        f"`{each['command']}`"
+        f"{' with changes' if each.get('dirty') else ''}, ours on {each['device']}, --jobs {each['jobs']}, one thread "
+        f"each: `{each['command']}`"
         for each in made.values()
     ]
     return "\n\n".join(
@@ -581,6 +586,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", nargs="+", type=int, choices=SIZES["block10-7"], default=SIZES["block10-7"])
     parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=SPLITS)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, one thread each (default: 1)")
+    parser.add_argument(
+        "--device", help="where ours are fitted, such as cuda (default: the CPU); ridge stays on the CPU"
+    )
     parser.add_argument("--report", action="store_true", help="only tables and the picture, of the cells asked for")
     parser.add_argument("--quick", action="store_true", help="n = 50, one split, one map; into --out")
     parser.add_argument("--features", type=Path, default=FEATURES, help=f"default: {FEATURES}")
@@ -605,7 +613,7 @@ def main(arguments: list[str] | None = None) -> None:
     picture = options.picture or (options.out / "estimators-position.png" if options.quick else PICTURE)
     cells = choose_cells(options)
     if not options.report:
-        run_cells(cells, options.features, record, options.jobs)
+        run_cells(cells, options.features, record, options.jobs, options.device)
     found = read_record(record)
     found = {cell: found[cell] for cell in cells if cell in found}
     if not found:

@@ -6,8 +6,8 @@
 
 Every solver minimizes the same ``E[loss] + α Σ ‖factors‖²`` from the same start: faces, the frozen maps that
 benchmarks/estimators/features.py makes (``block10`` averaged to 112×7×7), 136 coordinates, α = 1e-3 · 100/n, float32.
-The solvers of a cell are deterministic and long, so they run one after another in one process. Writes the record
-(JSON), and tables and a figure to --out, after every cell and after an interruption as well.
+The solvers of a cell are deterministic and long, so they run one after another in one process; with --jobs, cells run
+side by side in processes. Writes the record (JSON), and tables and a figure to --out, after every cell.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from joblib import Parallel, delayed
 from other_solvers import (
     TORCH_HISTORY,
     CountingProjection,
@@ -124,11 +125,17 @@ CP_ONLY = ("Gauss-Newton", "alternating")
 
 def load_faces() -> tuple[Tensor, Tensor, np.ndarray]:
     """Maps (4232, 112, 7, 7), targets (4232, 136) and groups."""
-    if not (FEATURES / "groups.npy").exists():
-        raise SystemExit(f"solvers.py: {FEATURES} is missing; make it with benchmarks/estimators/features.py")
+    groups = load_groups()
     maps = np.load(FEATURES / "block10.npy", mmap_mode="r")
     pooled = [avg_pool2d(torch.from_numpy(rows.astype(np.float32)), 2) for rows in np.array_split(maps, 16)]
-    return torch.cat(pooled), torch.from_numpy(np.load(FEATURES / "targets.npy")), np.load(FEATURES / "groups.npy")
+    return torch.cat(pooled), torch.from_numpy(np.load(FEATURES / "targets.npy")), groups
+
+
+def load_groups() -> np.ndarray:
+    """Who is on each image."""
+    if not (FEATURES / "groups.npy").exists():
+        raise SystemExit(f"solvers.py: {FEATURES} is missing; make it with benchmarks/estimators/features.py")
+    return np.load(FEATURES / "groups.npy")
 
 
 def split_groups(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -164,14 +171,21 @@ def describe_dropout(dropout: td.TensorDropout) -> dict[str, Any]:
 # One cell: all solvers on one head and one n.
 
 
-def run_cell(cell: dict[str, Any], problem: Problem, seconds: float, tell: Callable[[str], None]) -> None:
-    """Run one solver after the other; the cell holds what was found so far at any time."""
+def run_cell(head: str, n: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one solver after the other on one head and one number of images."""
+    torch.set_num_threads(options.threads)
+    x, y, groups = load_faces()
+    train, test = split_groups(groups)
+    rows = train[:n]
+    problem = make_problem(head, x[rows], y[rows], x[test], y[test], options.seed)
+    del x
+    cell: dict[str, Any] = {"head": head, "n": len(rows), "alpha": problem.alpha, "solvers": {}}
     curves: dict[str, list[tuple[float, int, int, float]]] = {}
     warm_up(problem)
     for name, solve in SOLVERS.items():
         if not takes(name, problem):
             continue
-        watch = Watch(problem, seconds)
+        watch = Watch(problem, options.seconds)
         watch.run(solve)
         curves[name] = watch.points
         cell["solvers"][name] = {
@@ -182,9 +196,8 @@ def run_cell(cell: dict[str, Any], problem: Problem, seconds: float, tell: Calla
             "test_error": watch.marks[-1]["test_error"],
             "marks": watch.marks,
         }
-        end = cell["solvers"][name]
-        tell(f"{cell['head']}, n = {cell['n']}, {name}: {end['objective']:.5f}, test {end['test_error']:.4f}")
-        judge(cell, curves)
+    judge(cell, curves)
+    return cell
 
 
 def takes(name: str, problem: Problem) -> bool:
@@ -248,16 +261,17 @@ CP: rank 128, θ = 0.5. Tucker: rank (48, 5, 5, 32), TT: rank (48, 64, 48), θ =
 Time includes the turning; evaluating the test error is not timed. Products are those with the features, either way.
 PyTorch's L-BFGS: strong Wolfe, history {TORCH_HISTORY}, its every trial counted as a point; ours: history {HISTORY}.
 Gauss-Newton and alternating least squares are written for CP only. Best is the lowest objective that any solver found
-in its time; "–": did not come so near; *of its own*: of where it ended itself, as minima differ. The solvers ran one
-after another in one process."""
+in its time; "–": did not come so near; *of its own*: of where it ended itself, as minima differ. The solvers of a cell
+ran one after another in one process."""
 
 
 def write_report(record: dict[str, Any]) -> str:
     """The tables."""
     environment = record["environment"]
-    where = f"torch {environment['torch']}, {environment['threads']} CPU threads, `{environment['command']}`"
-    parts = ["# Solvers of the estimators", where, ABOUT]
-    parts += [f"Each had {record['settings']['seconds']:g} s; seed {record['settings']['seed']}."]
+    settings = record["settings"]
+    where = f"{settings['threads']} CPU threads for a cell, {settings['jobs']} cells side by side"
+    parts = ["# Solvers of the estimators", f"torch {environment['torch']}, {where}, `{environment['command']}`", ABOUT]
+    parts += [f"Each had {settings['seconds']:g} s; seed {settings['seed']}."]
     parts += [write_cell(cell) for cell in record["cells"] if cell["solvers"]]
     return "\n\n".join(parts) + "\n"
 
@@ -330,7 +344,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=numbers, help="training images, separated by commas (default: 100,800,5000)")
     parser.add_argument("--heads", type=heads, help=f"some of {','.join(HEADS)} (default: all)")
     parser.add_argument("--seconds", type=float, help="time of each solver in each cell (default: 60)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of a cell (default: 2)")
+    parser.add_argument("--jobs", type=int, default=1, help="cells side by side (default: 1)")
     parser.add_argument("--seed", type=int, default=0, help="of the start (default: 0)")
     parser.add_argument("--quick", action="store_true", help="n = 100 and two seconds; the record goes to --out")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder of solvers.md and solvers.png")
@@ -365,33 +380,32 @@ def save(record: dict[str, Any], path: Path, out: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     options = make_parser().parse_args(arguments)
-    if options.threads:
-        torch.set_num_threads(options.threads)
     sizes = options.n or ([100] if options.quick else [100, 800, 5000])
-    seconds = options.seconds or (2.0 if options.quick else 60.0)
+    options.seconds = options.seconds or (2.0 if options.quick else 60.0)
     path = options.record or (options.out / "solvers.json" if options.quick else RECORD)
-    x, y, groups = load_faces()
-    train, test = split_groups(groups)
+    train, test = split_groups(load_groups())
     sizes = list(dict.fromkeys(min(n, len(train)) for n in sizes))
-    settings = {"n": sizes, "heads": options.heads or list(HEADS), "seconds": seconds, "alpha_at_100": ALPHA_AT_100}
-    settings |= {"seed": options.seed, "n_test": len(test)}
+    settings = {"n": sizes, "heads": options.heads or list(HEADS), "alpha_at_100": ALPHA_AT_100, "n_test": len(test)}
+    settings |= {key: getattr(options, key) for key in ("seconds", "seed", "threads", "jobs")}
     cells: list[dict[str, Any]] = []
     record = {"settings": settings, "environment": describe_environment(), "cells": cells, "finished": False}
+    todo = [(head, n) for n in sizes for head in settings["heads"]]
     began = time.perf_counter()
-
-    def tell(line: str) -> None:
-        print(f"{time.perf_counter() - began:5.0f} s  {line}", file=sys.stderr, flush=True)
-
-    try:
-        for n in sizes:
-            for head in settings["heads"]:
-                problem = make_problem(head, x[train[:n]], y[train[:n]], x[test], y[test], options.seed)
-                cells.append({"head": head, "n": n, "alpha": problem.alpha, "solvers": {}})
-                run_cell(cells[-1], problem, seconds, tell)
-                save(record, path, options.out)
-        record["finished"] = True
-    finally:
+    # Those that take longest first, so that no cell is left alone at the end.
+    results = Parallel(n_jobs=options.jobs, return_as="generator_unordered")(
+        delayed(run_cell)(head, n, options) for head, n in sorted(todo, key=lambda each: each[0] != "cp")
+    )
+    for cell in results:
+        cells.append(cell)
+        cells.sort(key=lambda each: todo.index((each["head"], each["n"])))
+        record["finished"] = len(cells) == len(todo)
         save(record, path, options.out)
+        ends = ", ".join(f"{name} {end['objective']:.5f}" for name, end in cell["solvers"].items())
+        print(
+            f"{time.perf_counter() - began:5.0f} s  {cell['head']}, n = {cell['n']}: {ends}",
+            file=sys.stderr,
+            flush=True,
+        )
     print(write_report(record))
 
 
