@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -323,7 +323,7 @@ class PictureStream(StreamSplit):
         return {**self.__dict__, "_warned": set()}
 
 
-def decode_picture(path: Path) -> Image:
+def decode_picture(path: Path | IO[bytes]) -> Image:
     """A picture as 8-bit RGB, turned as its EXIF orientation says; what is transparent lies on white.
 
     One of 16 bits is divided by 257, so that its white, 65,535, becomes 255.
