@@ -145,6 +145,23 @@ def test_scores_are_those_of_fits_by_hand(found, data):
         assert found.cv_results_[f"split{k}_test_score"][2] == pytest.approx(score, rel=1e-4)
 
 
+def test_held_out_predictions_come_from_what_was_best_in_the_other_folds(found, data):
+    X, y = data
+    results, fold_of = found.cv_results_, found.held_out_fold_
+    assert sorted(set(fold_of)) == [0, 1, 2]
+    assert set(found.held_out_) == {*GRID["factorization"], "flattened ridge", "pooled ridge"}
+    scores = np.stack([results[f"split{k}_test_score"] for k in range(3)])
+    for method in GRID["factorization"]:
+        rows = rows_of(found, method)
+        for fold in range(3):
+            best = rows[np.delete(scores[:, rows], fold, axis=0).mean(0).argmax()]
+            settings = {key: results["params"][best][key] for key in ("rank", "theta", "alpha")}
+            model = TensorRegressor(method, **settings, **{**QUICK, **FEW_STEPS})
+            fit_quietly(model, X[fold_of != fold], y[fold_of != fold])
+            held_out = found.held_out_[method][fold_of == fold]
+            assert relative(model.predict(X[fold_of == fold]), held_out) < 1e-3
+
+
 @pytest.mark.parametrize("kind", ["flattened ridge", "pooled ridge"])
 def test_scores_of_ridge_are_those_of_scikit_learns(kind, data):
     X, y = (each.astype(np.float64) for each in data)
@@ -476,6 +493,9 @@ def test_ridge_on_classes_gives_probabilities():
     assert np.array_equal(model.predict(X), probabilities.argmax(1))
     assert np.allclose(model.predict_log_proba(X), np.log(probabilities), atol=1e-5)
     assert model.score(X, y) > 0.5
+    held_out = model.held_out_["pooled ridge"]
+    assert np.allclose(held_out.sum(1), 1, atol=1e-5)
+    assert 0.5 < (held_out.argmax(1) == y).mean() <= model.score(X, y)
 
 
 def test_weights_of_classes_count_in_the_search():

@@ -235,6 +235,25 @@ class SearchMixin(TensorEstimator):
         self._say_how_it_ended(ended)
         return chosen
 
+    def _keep_held_out(
+        self, candidates: list[Candidate], scores: np.ndarray, splits: list[tuple[np.ndarray, np.ndarray]], n: int
+    ) -> None:
+        """Set what every method predicted for samples it had not seen, and in which fold that was."""
+        methods = [candidate.method for candidate in candidates]
+        self.held_out_ = {}
+        for method, chosen in choose_by_other_folds(methods, scores).items():
+            outputs = torch.full_like(candidates[0].mean, float("nan"))
+            for k, (_, test) in zip(chosen, splits, strict=True):
+                outputs[test] = candidates[k].mean[test]
+            self.held_out_[method] = self._as_predictions(outputs, method)
+        self.held_out_fold_ = np.full(n, -1)
+        for fold, (_, test) in enumerate(splits):
+            self.held_out_fold_[test] = fold
+
+    def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
+        """What a candidate gave, as the class predicts: shaped like y, or probabilities."""
+        raise NotImplementedError
+
     def plot(self, path: Any = None) -> Any:
         """Draw the held-out error over θ and α, and over the rank, beside both ridges.
 
@@ -287,6 +306,26 @@ def skills(
             if bool(candidate.mean[test].isfinite().all()):
                 scores[k, fold] = 1 - average(found, test) / usual
     return scores
+
+
+def choose_by_other_folds(methods: list[str], scores: np.ndarray) -> dict[str, list[int]]:
+    """For each method and each fold the candidate with the best mean score in the other folds.
+
+    Args:
+        methods: of the candidates.
+        scores: (candidates, folds).
+
+    Example:
+        >>> choose_by_other_folds(["cp", "cp", "ridge"], np.array([[0.9, 0.1], [0.2, 0.3], [0.0, 0.0]]))
+        {'cp': [1, 0], 'ridge': [2, 2]}
+    """
+    chosen: dict[str, list[int]] = {}
+    for method in dict.fromkeys(methods):
+        rows = [k for k, each in enumerate(methods) if each == method]
+        folds = range(scores.shape[1])
+        others = [scores[rows] if len(folds) == 1 else np.delete(scores[rows], fold, axis=1) for fold in folds]
+        chosen[method] = [rows[int(each.mean(1).argmax())] for each in others]
+    return chosen
 
 
 def grouped(candidates: list[Candidate]) -> list[list[int]]:
@@ -459,6 +498,10 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             over that of the mean target, where the error of a sample is the root of its mean squared error over the
             outputs, each over its std, and samples are averaged: few outliers do not decide, as they would with R².
         best_params_, best_score_, best_index_: the row that won.
+        held_out_: by method ("cp", "flattened ridge", ..) its predictions for samples it had not seen, shaped like y.
+            The settings for each fold are those that were best in the other folds, so that errors of these predictions
+            are not made small by the choice.
+        held_out_fold_: (n,), the fold in which a sample was held out; -1 if in none.
         layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
 
     Example:
@@ -529,10 +572,15 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         candidates = self._search(x, targets, weights, splits, seed)
         scores = skills(targets, candidates, splits, weights)
         chosen = self._finish(candidates, scores, x, targets, weights, seed)
+        self._keep_held_out(candidates, scores, splits, len(x))
         seen = np.unique(np.concatenate([test for _, test in splits]))
         held_out = (targets[seen], chosen.mean[seen], chosen.variance[seen])
         self._keep_residuals(*held_out, None if weights is None else weights[seen])
         return self
+
+    def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
+        predictions: np.ndarray = self._shape_like_y(outputs).cpu().numpy()
+        return predictions
 
 
 class TensorClassifierCV(ClassificationMixin, SearchMixin):
@@ -563,6 +611,8 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
     Attributes:
         cv_results_: a row for each candidate; scores are one minus the Brier score.
         best_params_, best_score_, best_index_: the row that won.
+        held_out_: as in :class:`TensorRegressorCV`: probabilities, (n, classes).
+        held_out_fold_: as in :class:`TensorRegressorCV`.
     """
 
     _task = "classification"
@@ -625,7 +675,12 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         candidates = self._search(x, targets, weights, splits, seed)
         scores = np.array([[self._brier(targets, each, test, weights) for _, test in splits] for each in candidates])
         self._finish(candidates, scores, x, targets, weights, seed)
+        self._keep_held_out(candidates, scores, splits, len(x))
         return self
+
+    def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
+        probabilities: np.ndarray = self._probabilities(outputs, method).cpu().numpy()
+        return probabilities
 
     def _brier(self, y: Tensor, candidate: Candidate, test: np.ndarray, weights: Tensor | None) -> float:
         probabilities = self._probabilities(candidate.mean[test], candidate.method)
