@@ -23,6 +23,8 @@ from tensor_dropout.errors import TensorDropoutError
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 VOLUMES = (".nii", ".nii.gz")
+ORIENTATION = 0x0112
+"""The number of the orientation in EXIF data, 1 to 8; 1 is upright."""
 NAMED = 5
 """How many samples are named in a message."""
 
@@ -268,10 +270,7 @@ def _import_reader(volumes: bool, where: str) -> None:
 
 
 def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
-    """An image as RGB, resized (bilinear, with antialias) and standardized: (3, height, width).
-
-    It is taken as it is stored: a rotation in its EXIF data is not applied.
-    """
+    """An image as RGB, upright by its EXIF data, resized (bilinear, with antialias) and standardized: (3, h, w)."""
     from PIL import Image
 
     image = Image.open(io.BytesIO(data))
@@ -279,13 +278,32 @@ def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
         raise ValueError(f"pixels of more than 8 bits (mode {image.mode}); save it with 8 bits")
     size = preparation.size
     height, width = (size, size) if isinstance(size, int) else size
-    resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    resized = turn_upright(image).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
     pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
     mean, std = (
         torch.tensor(IMAGENET[which] if value == "imagenet" else neutral if value is None else value).reshape(-1, 1, 1)
         for which, value, neutral in (("mean", preparation.mean, (0.0,)), ("std", preparation.std, (1.0,)))
     )
     return pixels.sub_(mean).div_(std)
+
+
+def turn_upright(image: Any) -> Any:
+    """An image turned as the orientation in its EXIF data says: points are meant in the image as it is shown.
+
+    ``ImageOps.exif_transpose`` would fail where the rest of these data is damaged.
+    """
+    from PIL.Image import Transpose
+
+    image.load()  # TIFF images are turned by this
+    try:
+        orientation = image.getexif().get(ORIENTATION)
+    except Exception:  # damaged: the pixels may be sound
+        return image
+    turns = (
+        Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM, Transpose.TRANSPOSE,
+        Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
+    )  # fmt: skip
+    return image.transpose(turns[orientation - 2]) if orientation in range(2, 9) else image
 
 
 def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:

@@ -27,7 +27,7 @@ from tensor_dropout.sklearn.defaults import check_number
 
 PRECISIONS = {None: None, "float32": None, "bfloat16": torch.bfloat16}
 DTYPES = ("float32", "float16", "float64")
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 """Counts up when the same settings give other rows."""
 
 
@@ -124,9 +124,9 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         """The maps of X, (n, C, H, W[, D]): a memory map if they are larger than a quarter of memory and cached.
 
         Args:
-            X: paths of images, or of NIfTI volumes; or inputs as the network takes them, which are neither resized nor
-                standardized: an array or tensor (n, C, H, W[, D]), a list of such samples, or a ``Dataset`` whose
-                items are tensors or tuples that begin with one.
+            X: paths of images (turned upright as their EXIF data say), or of NIfTI volumes; or inputs as the network
+                takes them, which are neither resized nor standardized: an array or tensor (n, C, H, W[, D]), a list of
+                such samples, or a ``Dataset`` whose items are tensors or tuples that begin with one.
         """
         network, source = self._open(X)
         with resting(network, self.device, "FeatureMaps"):
