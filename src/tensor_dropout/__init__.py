@@ -14,6 +14,7 @@ from tensor_dropout.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tensor_dropout.errors import TensorDropoutError as TensorDropoutError
+    from tensor_dropout.features.attach import attach_head as attach_head
     from tensor_dropout.files import load as load
     from tensor_dropout.files import save as save
     from tensor_dropout.kernels.dispatch import without_kernels as without_kernels
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "errors": ("TensorDropoutError",),
+    "features.attach": ("attach_head",),
     "files": ("load", "save"),
     "kernels.dispatch": ("without_kernels",),
     "layers.dropout": ("TensorDropout",),

@@ -128,6 +128,8 @@ def trace_program(network: nn.Module, example: Tensor) -> torch.export.ExportedP
         example = torch.cat([example, example])
     try:
         return torch.export.export(network, (example,), dynamic_shapes=({0: _BATCH},))
+    except TensorDropoutError:
+        raise
     except Exception as error:  # whatever its tracing raises about the user's network
         raise TensorDropoutError(f"export: torch.export cannot trace this network: {_cause(error)}") from error
 

@@ -26,6 +26,7 @@ from torch.nn.utils import prune
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.attach import HeadedNetwork, attach_again
 from tensor_dropout.layers.dropout import TensorDropout, check_theta
 from tensor_dropout.layers.formats import FORMATS, find_layer
 from tensor_dropout.layers.head_outputs import unwrap
@@ -77,8 +78,8 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     model = _unwrap(_as_network(model))
     _check_pruning(model)
     layers = {name: layer.config() for name, layer in tensor_layers(model).items()}
-    net = _describe_net(model)
-    if not layers and net is None:
+    net, attached = _describe_net(model), _describe_attached(model)
+    if not layers and net is None and attached is None:
         ours = ", and was changed since build_net made it" if settings_of(model) else ""
         what = f"{type(model).__name__} has no tensor regression layer{ours}"
         raise TensorDropoutError(f"save: {what}; use safetensors itself for plain models")
@@ -87,6 +88,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     names = {layer["dropout"]["law"] for layer in layers.values() if layer["dropout"] is not None}
     if registered := registered_laws(names):
         config["laws"] = {name: describe_law(law) for name, law in registered.items()}
+    config |= {"attached": attached} if attached is not None else {}
     config |= {"surgery": surgery} if (surgery := _describe_surgery(model)) else {}
     target = Path(path)
     if not target.parent.is_dir():
@@ -137,7 +139,8 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         path: the file.
         model: None if the file holds an estimator, a bare layer or a network that can be built anew; else a model
             of the same structure, which is filled in place, its dropout settings included. A plain model gets the
-            recorded surgery first: save after ``tensorize_``, load into the network as it was before.
+            recorded surgery first: save after ``tensorize_``, load into the network as it was before. After
+            ``attach_head`` too: the headed network is returned, and shares the parameters of the plain one.
 
     Returns:
         The estimator, or the layer or the model, in the mode (train or eval) that it had. What is built anew has the
@@ -160,6 +163,9 @@ def load(path: str | os.PathLike[str], model: nn.Module | None = None) -> Any:
         if model is None:
             built = model = _build_model(config, path)
         target = _unwrap(model)
+        if config["attached"] is not None:
+            headed = _attach(target, config, path)
+            model, target = model if headed is target else headed, headed
     with undone_on_failure(target, None) as exchange:
         with _blaming(path):
             _repeat_surgery(target, config, exchange, path)
@@ -231,7 +237,11 @@ def _read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
                 f"load: {path} has format version {config['version']}, this library reads version {FORMAT_VERSION}; "
                 "upgrade it"
             )
-        return {"net": None, "surgery": {}, "laws": {}} | dict(config) | {"layers": dict(config["layers"].items())}
+        return (
+            {"net": None, "surgery": {}, "laws": {}, "attached": None}
+            | dict(config)
+            | {"layers": dict(config["layers"].items())}
+        )
 
 
 def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Module:
@@ -239,6 +249,10 @@ def _build_model(config: dict[str, Any], path: str | os.PathLike[str]) -> nn.Mod
     layers = config["layers"]
     if config["net"] is not None:
         return build_network(config["net"])
+    if config["attached"] is not None:
+        raise TensorDropoutError(
+            f"load: {path} holds a network with an attached head; pass model=, the network as it was before attach_head"
+        )
     if set(layers) != {""}:
         raise TensorDropoutError(f"load: {path} holds a network with the layers {list(layers)}; pass model= to fill it")
     return _build(layers[""], path)
@@ -342,6 +356,47 @@ def _repeat_surgery(model: nn.Module, config: dict[str, Any], exchange: Exchange
             exchange.put(pooling, pooled.now.train(pooling.training))
         head = TensorHead(regression, recorded["kind"], recorded["axes"], pooled)
         exchange.put(layer, head.train(layer.training))
+
+
+def _describe_attached(model: nn.Module) -> dict[str, Any] | None:
+    """Where a head was attached, and what it is; None for other models, and for heads that no file can make anew."""
+    if not isinstance(model, HeadedNetwork):
+        return None
+    dtype = str(next(model.head.parameters()).dtype).removeprefix("torch.")
+    attached = {**model.where(), "dtype": dtype, "head": None}
+    if isinstance(model.head, TensorRegression):  # it is among the layers
+        return attached
+    try:
+        from tensor_dropout.sklearn.files import describe_module
+
+        return attached | {"head": describe_module(model.head)}
+    except (ModuleNotFoundError, TensorDropoutError):
+        return None
+
+
+def _attach(model: nn.Module, config: dict[str, Any], path: str | os.PathLike[str]) -> HeadedNetwork:
+    """A plain network with the recorded head, which is not filled yet; or the headed network that it is already."""
+    recorded = config["attached"]
+    if isinstance(model, HeadedNetwork):
+        wrong = {key: value for key, value in model.where().items() if value != recorded[key]}
+        if wrong:
+            was = {key: recorded[key] for key in wrong}
+            raise TensorDropoutError(f"load: {path} has a head attached with {was}, the model has one with {wrong}")
+        return model
+    dtype = getattr(torch, recorded["dtype"])
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{recorded['dtype']!r} is no dtype")
+    try:
+        if recorded["head"] is None:
+            head: nn.Module = _build(config["layers"]["head"], path)
+        else:
+            from tensor_dropout.sklearn.files import build_module
+
+            head = build_module(recorded["head"])
+        return attach_again(model, recorded, head.to(dtype))
+    except (ModuleNotFoundError, TensorDropoutError) as error:
+        words = str(error).removeprefix("load: ")
+        raise TensorDropoutError(f"load: {path} holds a network with an attached head: {words}") from error
 
 
 def _check_place(

@@ -144,15 +144,7 @@ class Arrays(Source):
     def __init__(self, arrays: Any, where: str) -> None:
         self.arrays, self.description = arrays, {"files": "none"}
         first = tuple(arrays[0].shape)
-        if len(first) not in (3, 4) or 0 in first:
-            raise TensorDropoutError(
-                f"{where}: arrays are prepared inputs (n, channels, height, width[, depth]); a sample here has {first}"
-            )
-        if str(arrays[0].dtype).removeprefix("torch.") == "uint8":
-            raise TensorDropoutError(
-                f"{where}: arrays are taken as the network takes them, but these are uint8 pixels; scale and "
-                "standardize them first (or pass .astype('float32'), if the network takes numbers up to 255)"
-            )
+        check_sample(arrays[0], where)
         if isinstance(arrays, list):
             wrong = [n for n, array in enumerate(arrays) if tuple(array.shape) != first]
             if wrong:
@@ -167,6 +159,25 @@ class Arrays(Source):
     def read(self, number: int, is_known: Callable[[str], bool] | None) -> Item:
         """One row."""
         return _hashed(as_sample(self.arrays[number]), is_known)
+
+
+def check_sample(sample: Any, where: str) -> None:
+    """Refuse what is no prepared input.
+
+    Raises:
+        TensorDropoutError: for other axes than (channels, height, width[, depth]), and for pixels up to 255.
+    """
+    shape = tuple(sample.shape)
+    if len(shape) not in (3, 4) or 0 in shape:
+        raise TensorDropoutError(
+            f"{where}: samples are prepared inputs (channels, height, width[, depth]), but here one has {shape}; "
+            "an array of them is (n, channels, height, width[, depth])"
+        )
+    if str(sample.dtype).removeprefix("torch.") == "uint8":
+        raise TensorDropoutError(
+            f"{where}: samples are taken as the network takes them, but these are uint8 pixels; scale and standardize "
+            "them first (or convert them to float32, if the network takes numbers up to 255)"
+        )
 
 
 class Samples(Source):
@@ -186,9 +197,11 @@ class Samples(Source):
         if not isinstance(sample, Tensor | np.ndarray):
             raise TensorDropoutError(
                 f"{self.where}: an item of the Dataset is a tensor, or a tuple that begins with one; item {number} is "
-                f"a {type(sample).__name__}"
+                f"a {type(sample).__name__}; give the Dataset a transform that makes tensors"
             )
-        self.first = self.first or tuple(sample.shape)
+        if self.first is None:
+            check_sample(sample, self.where)
+            self.first = tuple(sample.shape)
         if tuple(sample.shape) != self.first:
             raise TensorDropoutError(
                 f"{self.where}: the samples have several sizes: {self.first}, and {tuple(sample.shape)} for item "
@@ -235,11 +248,12 @@ def _as_array(X: Any, where: str) -> np.ndarray:
 
 
 def as_sample(values: Any) -> Tensor:
-    """A tensor on the CPU that owns its numbers."""
+    """A tensor on the CPU; it may share the numbers, which nobody writes to."""
     if isinstance(values, Tensor):
         return values.detach().cpu()
-    array = np.array(values)  # a copy: memory maps are read-only
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+    array = np.asarray(values)
+    array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def _hashed(x: Tensor, is_known: Callable[[str], bool] | None) -> Item:
@@ -279,12 +293,15 @@ def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
     size = preparation.size
     height, width = (size, size) if isinstance(size, int) else size
     resized = turn_upright(image).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-    pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1).float().div_(255)
+    pixels = np.asarray(resized).transpose(2, 0, 1).astype(np.float32, order="C")
     mean, std = (
-        torch.tensor(IMAGENET[which] if value == "imagenet" else neutral if value is None else value).reshape(-1, 1, 1)
-        for which, value, neutral in (("mean", preparation.mean, (0.0,)), ("std", preparation.std, (1.0,)))
+        np.reshape(IMAGENET[which] if value == "imagenet" else neutral if value is None else value, (-1, 1, 1))
+        for which, value, neutral in (("mean", preparation.mean, 0.0), ("std", preparation.std, 1.0))
     )
-    return pixels.sub_(mean).div_(std)
+    pixels /= np.float32(255)  # in NumPy: each of the reading threads would start torch's own threads
+    pixels -= mean.astype(np.float32)
+    pixels /= std.astype(np.float32)
+    return torch.from_numpy(pixels)
 
 
 def turn_upright(image: Any) -> Any:
@@ -315,7 +332,7 @@ def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:
     import nibabel
 
     image: Any = nibabel.as_closest_canonical(nibabel.load(path))
-    volume = torch.from_numpy(np.asarray(image.dataobj, dtype=np.float32))
+    volume = torch.from_numpy(np.ascontiguousarray(image.dataobj, dtype=np.float32))  # an axis may run backwards
     if volume.ndim == 3:
         volume = volume.unsqueeze(3)
     if volume.ndim != 4 or not bool(volume.isfinite().all()):
@@ -323,6 +340,9 @@ def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:
     volume = volume.movedim(3, 0)
     if not isinstance(preparation.size, int) and len(preparation.size) == 3:
         volume = torch.nn.functional.interpolate(volume[None], preparation.size, mode="trilinear")[0]
+    for which, value in (("mean", preparation.mean), ("std", preparation.std)):
+        if isinstance(value, tuple) and len(value) not in (1, len(volume)):
+            raise ValueError(f"{which} has {len(value)} numbers, but the volume has {len(volume)} channel(s)")
     own = {"mean": float(volume.mean()), "std": max(float(volume.std()), 1e-12)}
     mean, std = (
         torch.tensor(own[which] if value == "imagenet" else neutral if value is None else value).reshape(-1, 1, 1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import log2, prod
@@ -16,7 +17,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.layers import Place, first_tensor, join, outputs_at
 
 STRIDE = 16
-"""The stride of the map that is picked; a power of two."""
+"""The stride of the map that is picked, if there is one; a power of two."""
 SAMPLES = 2
 MOST_EXTRA_TOKENS = 8
 """How many class and register tokens there may be before those of the grid."""
@@ -78,7 +79,8 @@ def probe(network: nn.Module, x: Tensor, wish: Wish, where: str) -> Probe:
 
 def _named_layers(network: nn.Module, layer: Any, where: str) -> list[str]:
     """The names of the layers, checked; none to pick one."""
-    names = [] if layer is None else [layer] if isinstance(layer, str) else list(layer)
+    several = isinstance(layer, Sequence) and not isinstance(layer, str)
+    names = [] if layer is None else list(layer) if several else [layer]
     if not all(isinstance(name, str) for name in names) or (layer is not None and not names):
         raise TensorDropoutError(f"{where}: layer is the name of a layer, or a list of names, got {layer!r}")
     known = [name for name, _ in network.named_modules(remove_duplicate=False)]
@@ -99,9 +101,10 @@ def _run(network: nn.Module, x: Tensor, wanted: Sequence[str], where: str) -> li
             ran = {event.name for event in events}
             if not wanted or not ran.issuperset(wanted):  # what fails behind the layers does not matter
                 words = (str(error).strip().splitlines() or [""])[0]
+                advice = "set size, or pass inputs" if where == "FeatureMaps" else "pass an example_input"
                 raise TensorDropoutError(
                     f"{where}: {type(network).__name__} does not run on an input of shape {tuple(x.shape)}: "
-                    f"{type(error).__name__}: {words}; set size, or pass inputs such as the network gets in use"
+                    f"{type(error).__name__}: {words}; {advice} such as the network gets in use"
                 ) from error
     return events
 
@@ -129,25 +132,43 @@ def recording(network: nn.Module) -> Iterator[list[Event]]:
 
 
 def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str) -> str:
-    """The last map of stride 16, else of the largest stride below it.
+    """The last map of stride 16, else of the largest stride below it but 1, else of the smallest above it, else of 1.
 
     Inside a block that takes a map of that stride and gives a coarser one nothing counts: it is on the way down.
     """
-    best, chosen = 0, ""
-    last = {event.name: n for n, event in enumerate(events)}
-    strides = {event.name: _strides(events, n, input_shape, wish) for n, event in enumerate(events)}
+    candidates: dict[str, tuple[int, ...]] = {}
     for n, event in enumerate(events):
-        found = strides[event.name]
-        if last[event.name] != n or not found or max(found) > STRIDE or _is_passing(event, events, len(input_shape)):
-            continue
-        if prod(found) >= best:
-            best, chosen = prod(found), event.name
-    if not best:
+        candidates.pop(event.name, None)  # of a layer that runs several times the last output counts
+        strides = _strides(events, n, input_shape, wish)
+        if strides and not _is_passing(event, events, len(input_shape)) and not _looks_last(event, input_shape, wish):
+            candidates[event.name] = strides
+    chosen, best = "", (0, 0)
+    for name, strides in candidates.items():
+        stride = max(strides)
+        rank = (0, 0) if stride == 1 else (1, -prod(strides)) if stride > STRIDE else (2, prod(strides))
+        if not chosen or rank >= best:
+            chosen, best = name, rank
+    if not chosen:
         raise TensorDropoutError(
             f"{where}: no layer of this network gives a map (n, C, *space) or tokens whose grid can be told; name one "
             "with layer=, and for tokens its grid with grid="
         )
     return chosen
+
+
+def _looks_last(event: Event, input_shape: Sequence[int], wish: Wish) -> bool:
+    """Whether a map is read with its channels first, although only its last axis can be the channels.
+
+    Read so its strides differ between the axes; read with the channels last they are alike.
+    """
+    if wish.channel_axis != 1 or len(event.shape) != len(input_shape) or event.shape[0] != input_shape[0]:
+        return False
+    space = input_shape[2:]
+    first, last = (
+        {before / after for before, after in zip(space, grid, strict=True)}
+        for grid in (event.shape[2:], event.shape[1:-1])
+    )
+    return len(first) > 1 and len(last) == 1
 
 
 def _is_passing(event: Event, events: list[Event], ndim: int) -> bool:
@@ -206,6 +227,12 @@ def _place(name: str, events: list[Event], input_shape: Sequence[int], wish: Wis
         raise _no_map(where, name, shape, "its first axis is not the samples")
     if len(shape) == len(input_shape):
         axis = wish.channel_axis % len(shape)
+        if _looks_last(events[calls[-1]], input_shape, wish):
+            warnings.warn(
+                f"{where}: the layer {name!r} gives {shape}, taken as {shape[1]} channels; if its channels are last, "
+                "set channel_axis=-1",
+                stacklevel=4,
+            )
         return place if axis == 1 else Place(name, len(calls), key, channel_axis=axis)
     if len(shape) != 3:
         raise _no_map(where, name, shape, f"a map of such inputs has {len(input_shape)} axes, tokens have 3")

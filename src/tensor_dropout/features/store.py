@@ -15,7 +15,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,6 +30,8 @@ COMMIT_EVERY = 2.0
 """Seconds after which rows are forced to the disk and their lines follow: what a killed process may lose."""
 BLOCK = 2**26
 """How many bytes are copied at once."""
+MAPPED_FROM = 2**28
+"""From how many bytes on rows that lie one after another are memory-mapped, not loaded."""
 
 
 class Store:
@@ -67,14 +69,17 @@ class Store:
     def refresh(self) -> None:
         """Take note of what other processes have written."""
         lines = self._whole_lines()
+        if len(lines) < self._n:  # somebody has damaged or removed them
+            self.rows.clear()
+            self._n = 0
         for number in range(self._n, len(lines)):
             self.rows.setdefault(lines[number], number)
         self._n = len(lines)
 
     def _whole_lines(self) -> list[str]:
         """The hashes whose rows are there, up to the first damage."""
-        if not self.index_path.exists() or not self.rows_path.exists():
-            return []
+        if not os.path.exists(self.index_path) or not os.path.exists(self.rows_path):
+            return []  # also where the folder cannot be looked into: `writing` says so
         index = self.index_path.read_bytes()
         n = min(len(index) // LINE, self.rows_path.stat().st_size // self.row_bytes)
         lines = []
@@ -93,24 +98,31 @@ class Store:
         """
         from filelock import FileLock, Timeout
 
-        try:
+        lock = FileLock(self.folder / "lock")
+        with self._refusing():
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(self.folder / "lock")
             try:
                 lock.acquire(timeout=0)
             except Timeout:
                 warnings.warn(f"waiting for another process that writes to the cache {self.folder}", stacklevel=3)
                 lock.acquire()
-        except OSError as error:
-            raise TensorDropoutError(f"the cache {self.folder} cannot be written to: {error}") from error
         try:
-            self._open()
+            with self._refusing():
+                self._open()
             try:
                 yield
             finally:
                 self._close()
         finally:
             lock.release()
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """A full disk, or a folder that may not be written to, as our error."""
+        try:
+            yield
+        except OSError as error:
+            raise TensorDropoutError(f"the cache {self.folder} cannot be written to: {error}") from error
 
     def _open(self) -> None:
         self.refresh()
@@ -128,14 +140,16 @@ class Store:
             self._commit()
         finally:
             for file in self._files:
-                file.close()
+                with suppress(OSError):  # of a full disk: what is not in the index does not count
+                    file.close()
             self._files = None
 
     def append(self, digests: Sequence[str], rows: np.ndarray) -> None:
         """Add rows (len(digests), *shape); only inside :meth:`writing`."""
         assert self._files is not None
         assert rows.shape == (len(digests), *self.shape)
-        self._files[0].write(np.ascontiguousarray(rows, dtype=self.dtype).data)
+        with self._refusing():
+            self._files[0].write(np.ascontiguousarray(rows, dtype=self.dtype).data)
         self._waiting.extend(digests)
         if time.monotonic() - self._committed > COMMIT_EVERY:
             self._commit()
@@ -144,24 +158,30 @@ class Store:
         """Rows first, then their lines."""
         assert self._files is not None
         rows, index = self._files
-        rows.flush()
-        os.fsync(rows.fileno())
-        index.write("".join(f"{digest}\n" for digest in self._waiting).encode())
-        index.flush()
+        with self._refusing():
+            rows.flush()
+            os.fsync(rows.fileno())
+            index.write("".join(f"{digest}\n" for digest in self._waiting).encode())
+            index.flush()
         for digest in self._waiting:
             self.rows.setdefault(digest, self._n)
             self._n += 1
         self._waiting, self._committed = [], time.monotonic()
 
     def read(self, digests: Sequence[str], limit: float) -> np.ndarray:
-        """The rows of these contents, in this order: an array, or a memory map of more than ``limit`` bytes."""
+        """The rows of these contents, in this order.
+
+        A memory map where they lie one after another and are not few, and where they are more than ``limit`` bytes;
+        else an array.
+        """
         numbers = np.array([self.rows[digest] for digest in digests])
         n, first = len(numbers), int(numbers[0])
         stored = self._map(self.rows_path, 0, self._n)
-        if n * self.row_bytes <= limit:
-            return np.asarray(stored)[numbers]
-        if np.array_equal(numbers, np.arange(first, first + n)):
+        size = n * self.row_bytes
+        if size > min(MAPPED_FROM, limit) and np.array_equal(numbers, np.arange(first, first + n)):
             return self._map(self.rows_path, first, n)
+        if size <= limit:
+            return np.asarray(stored)[numbers]
         return self._map(self._ordered(stored, numbers), 0, n)
 
     def _map(self, path: Path, first: int, n: int) -> np.memmap:

@@ -41,8 +41,8 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         model: any ``nn.Module``: torchvision, timm, MONAI, Hugging Face, your own. In DDP or ``torch.compile``: what is
             inside.
         layer: the name of a module (``model.named_modules()``) or a list of names, whose maps are joined along the
-            channels at the smallest grid. None takes the last map of stride 16, or of the largest stride below, and
-            warns which. Of a module that runs several times the last output counts.
+            channels at the smallest grid. None takes the last map of stride 16, else of the largest stride below,
+            else of the smallest above, and warns which. Of a module that runs several times the last output counts.
         size: what images are resized to (bilinear, with antialias): one number or (height, width). Volumes keep their
             size unless it has three numbers.
         batch: how many samples go through the network at once.
@@ -121,7 +121,10 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Any) -> np.ndarray:
-        """The maps of X, (n, C, H, W[, D]): a memory map if they are larger than a quarter of memory and cached.
+        """The maps of X, (n, C, H, W[, D]).
+
+        With a cache, maps of more than 256 MiB come as a read-only memory map (in another order than the cache's:
+        only if they are more than a quarter of memory).
 
         Args:
             X: paths of images (turned upright as their EXIF data say), or of NIfTI volumes; or inputs as the network
@@ -132,7 +135,8 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         with resting(network, self.device, "FeatureMaps"):
             found = self._find(network, source)
             store = self._store(network, source, found)
-            reader = Reader(network, found, self.batch, PRECISIONS[self.precision], np.dtype(self.dtype), "FeatureMaps")
+            autocast, dtype = PRECISIONS[self.precision], np.dtype(self.dtype)
+            reader = Reader(network, found, self.input_shape_, self.batch, autocast, dtype, "FeatureMaps")
             with show_progress("feature maps", len(source), shown=bool(self.verbose)) as advance:
                 if store is None:
                     maps = extract(reader, source, advance)
