@@ -130,6 +130,14 @@ DATASETS: dict[str, Source] = {
             "optimizer": _SGD,
         },
     ),
+    "table": Source(
+        "tensor_dropout_lab.data.table",
+        "load_table",
+        "images and a table of their landmarks, boxes, ages or classes (points.csv)",
+        has_files=True,
+        reader="TableReader",
+        defaults={"run": {"epochs": 60, "batch": 32}},
+    ),
     "nifti": Source(
         "tensor_dropout_lab.data.nifti",
         "load_nifti",

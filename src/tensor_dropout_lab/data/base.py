@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,7 +115,8 @@ class Data:
         target: the name of the regression target, or None; several are joined by ", ", in the order of the outputs.
         prepare: a stored batch (B, C, *size) of any dtype -> float32 network input. Differentiable for a float
             batch in stored units, so that attacks can go through it. By default it changes nothing.
-        augment: a prepared batch -> a changed one of the same shape, or None.
+        augment: a prepared batch -> a changed one of the same shape, or None. A :class:`JointAugment` takes the
+            targets too, and changes both.
         simulated: whether the inputs were made up; must be said wherever results are shown.
         provenance: one sentence with source and licence, shown with every result.
         voxel: edges of a voxel in mm, if the inputs are scans that are not resampled; else None.
@@ -260,6 +262,14 @@ class StandardizeChannels(nn.Module):
         return self.mean.view(shape), self.scale.view(shape)
 
 
+class JointAugment(nn.Module, ABC):
+    """Random changes of inputs and of their targets, such as points that move with the pixels."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, C, *size), (B,) or (B, T) -> the same shapes. A target that becomes NaN does not count in this step."""
+
+
 # Splits.
 
 
@@ -330,6 +340,68 @@ def count_share(share: float, n: int, what: str) -> int:
     if not fits or count >= n:
         raise TensorDropoutError(f"{what}: a fraction in [0, 1) or a number below {n} is expected, not {share!r}")
     return count
+
+
+def split_groups(
+    groups: Sequence[str],
+    values: Tensor,
+    *,
+    folds: int | None,
+    fold: int,
+    test: float,
+    validation: float,
+    seed: int,
+    what: str,
+    noun: str = "groups",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows to train on, validate on and test on; all rows of one group fall into the same part.
+
+    Groups are dealt out evenly over the quantiles of their mean value.
+
+    Args:
+        groups: (n) the group of every row.
+        values: (n,) float64, what the parts are balanced in; NaN does not count.
+        folds: the number of folds; None splits by the fractions.
+        fold: the one that is tested.
+        test: fraction (or number) of the groups to test on; not used with folds.
+        validation: fraction (or number) of the groups that are not tested.
+        seed: of the choice.
+        what: the data set, for messages.
+        noun: what a group is, for messages.
+
+    Raises:
+        TensorDropoutError: if the numbers do not fit.
+
+    Example:
+        >>> ages = torch.tensor([30.0, 31, 50, 70, 71], dtype=torch.float64)
+        >>> settings = dict(folds=None, fold=0, test=1, validation=1, seed=0, what="example")
+        >>> [part.tolist() for part in split_groups(["a", "a", "b", "c", "c"], ages, **settings)]
+        [[2], [3, 4], [0, 1]]
+    """
+    names = sorted(set(groups))
+    number = {name: i for i, name in enumerate(names)}
+    owner = torch.tensor([number[name] for name in groups])
+    known = values.isfinite()
+    sums = torch.zeros(len(names), dtype=torch.float64).index_add(0, owner[known], values[known])
+    means = sums / owner[known].bincount(minlength=len(names)).clamp(min=1)
+    if folds is None:
+        if fold != 0:
+            raise TensorDropoutError(f"{what}: fold={fold!r} needs folds, their number; such as folds=5")
+        rest, tested = hold_out(bin_targets(means), test, seed, f"{what}: test")
+    else:
+        _check_folds(folds, fold, len(names), what, noun)
+        dealt = deal_folds(bin_targets(means, max(1, len(names) // folds)), folds, seed)
+        rest, tested = (dealt != fold).nonzero().flatten(), (dealt == fold).nonzero().flatten()
+    kept, held = hold_out(bin_targets(means[rest]), validation, seed, f"{what}: validation")
+    train, validated, tests = (torch.isin(owner, part).nonzero().flatten() for part in (rest[kept], rest[held], tested))
+    return train, validated, tests
+
+
+def _check_folds(folds: Any, fold: Any, count: int, what: str, noun: str) -> None:
+    if not isinstance(folds, int) or not 2 <= folds <= count:
+        raise TensorDropoutError(f"{what}: folds must be 2 to {count}, the number of {noun}, not {folds!r}")
+    if not isinstance(fold, int) or not 0 <= fold < folds:
+        raise TensorDropoutError(f"{what}: fold must be 0 to {folds - 1}, not {fold!r}")
 
 
 def split_tensors(whole: TensorSplit, *rows: Tensor) -> list[Any]:

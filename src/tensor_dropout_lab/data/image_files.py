@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import os
 import tarfile
@@ -9,11 +10,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data.imagefolder import decode_picture
 from tensor_dropout_lab.extras import import_extra
 
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 VOLUMES = (".nii", ".nii.gz")
 _NAMED = 5
+_GZIP = b"\x1f\x8b"
+_NIFTI_2 = (b"\x1c\x02\0\0", b"\0\0\x02\x1c")  # the size of its header, 540, in either order of bytes
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -93,7 +101,7 @@ class ImageFiles:
         Raises:
             TensorDropoutError: if it cannot be read.
         """
-        return self._try(number, decode_picture)
+        return self.decode_as(number, decode_picture)
 
     def paths(self, folder: Path) -> list[Path]:
         """The files on disk; those of a tar file are unpacked into the folder.
@@ -115,39 +123,59 @@ class ImageFiles:
         Raises:
             TensorDropoutError: if some cannot be read, with their names.
         """
-        return np.array(self._try_all(_read_size), dtype=np.float64)
+        return np.array(self.decode_all(lambda _, stream: _read_size(stream)), dtype=np.float64)
 
     def check(self) -> None:
-        """Decode every picture once.
+        """Decode every image once.
 
         Raises:
             TensorDropoutError: if some cannot be read, with their names.
         """
-        self._try_all(_try_decoding)
 
-    def _try(self, number: int, read: Callable[[Any], Any]) -> Any:
+        def decode(_: int, stream: BinaryIO) -> None:
+            read_volume(stream) if self.are_volumes else decode_picture(stream)
+
+        self.decode_all(decode)
+
+    def decode_as(self, number: int, decode: Callable[[BinaryIO], Result]) -> Result:
+        """What a function makes of one file.
+
+        Raises:
+            TensorDropoutError: if it raises any exception, as decoders do on damaged files.
+        """
         data = self.read(number)
         try:
-            return read(io.BytesIO(data))
-        except Exception as error:  # decoders raise anything on damaged files
-            reason = _say(error)
+            return decode(io.BytesIO(data))
+        except Exception as error:
             raise TensorDropoutError(
-                f"{self.where}: {self.names[number]} cannot be read ({reason}); replace it, or delete it and its row"
+                f"{self.where}: {self.names[number]} cannot be read ({_say(error)}); replace it, or delete it and its "
+                "row"
             ) from error
 
-    def _try_all(self, read: Callable[[Any], Any]) -> list[Any]:
-        import_extra("PIL.Image", "points.csv")
-        errors: dict[str, str] = {}
+    def decode_all(self, decode: Callable[[int, BinaryIO], Result], task: str = "checking images") -> list[Result]:
+        """What a function makes of the number and the content of every file; on every core, with a progress bar.
 
-        def read_one(number: int) -> Any:
+        Raises:
+            TensorDropoutError: if it raises an exception for some, with their names.
+        """
+        if self.are_volumes:
+            import_extra("nibabel", "volumes")
+        else:
+            import_extra("PIL.Image", "pictures")
+        errors: dict[str, str] = {}
+        results: list[Result] = []
+
+        def try_one(number: int) -> Result | None:
             try:
-                return read(io.BytesIO(self.read(number)))
+                return decode(number, io.BytesIO(self.read(number)))
             except Exception as error:  # decoders raise anything on damaged files
                 errors[self.names[number]] = _say(error)
                 return None
 
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            results = list(pool.map(read_one, range(len(self))))
+        with show_progress(task, len(self)) as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
+            for result in pool.map(try_one, range(len(self))):
+                results.append(cast("Result", result))
+                advance(1)
         if errors:
             bad = [name for name in self.names if name in errors]
             raise TensorDropoutError(
@@ -157,16 +185,31 @@ class ImageFiles:
         return results
 
 
+def read_volume(stream: BinaryIO) -> Tensor:
+    """A NIfTI volume in RAS order from the content of its file: (C, X, Y, Z) float32.
+
+    Raises:
+        ValueError: if it has other axes, or numbers that are not finite; nibabel raises other errors too.
+    """
+    import nibabel
+
+    data = stream.read()
+    data = gzip.decompress(data) if data.startswith(_GZIP) else data
+    kind: Any = nibabel.Nifti2Image if data.startswith(_NIFTI_2) else nibabel.Nifti1Image
+    image: Any = nibabel.as_closest_canonical(kind.from_bytes(data))
+    volume = torch.from_numpy(np.asarray(image.dataobj, dtype=np.float32))
+    volume = volume[..., None] if volume.ndim == 3 else volume
+    if volume.ndim != 4 or not bool(volume.isfinite().all()):
+        raise ValueError(f"a volume has 3 axes, or 4 with the channels last, all finite; got {tuple(volume.shape)}")
+    return volume.movedim(3, 0).contiguous()
+
+
 def _say(error: Exception) -> str:
     words = (str(error).strip().splitlines() or [""])[0]
     return "it is no picture of a known format" if "cannot identify image" in words else words or type(error).__name__
 
 
-def _try_decoding(stream: Any) -> None:
-    decode_picture(stream)
-
-
-def _read_size(stream: Any) -> tuple[int, int]:
+def _read_size(stream: BinaryIO) -> tuple[int, int]:
     from PIL import ExifTags, Image
 
     with Image.open(stream) as picture:

@@ -112,7 +112,7 @@ def load_imagefolder(
         outputs=len(classes),
         classes=classes,
         target=None,
-        prepare=_build_prepare(normalize),
+        prepare=build_prepare(normalize),
         augment=None,
         simulated=False,
         provenance=f"Pictures of the folder {base.resolve().name}; source and licence are those of its owner.",
@@ -120,7 +120,8 @@ def load_imagefolder(
     )
 
 
-def _build_prepare(normalize: str) -> nn.Module:
+def build_prepare(normalize: str) -> nn.Module:
+    """Of pictures in 0..255: "channel" (ImageNet's means and deviations) or "image" (each by its own)."""
     return StandardizeImages() if normalize == "image" else StandardizeChannels(_IMAGENET_MEAN, _IMAGENET_STD)
 
 
@@ -397,7 +398,7 @@ class PictureReader:
     ) -> None:
         import_extra("PIL.Image", "imagefolder")
         self.size, self.resize = input_shape[1], options.get("resize", 256)
-        self.prepare = _build_prepare(options.get("normalize", "channel"))
+        self.prepare = build_prepare(options.get("normalize", "channel"))
 
     def find(self, folder: Path) -> list[Path]:
         """The pictures in a folder and in those inside it, hidden ones left out."""

@@ -1,7 +1,7 @@
 """Where is the digit? Real digits of scikit-learn at **simulated** places, among pieces of others.
 
-The target is a position, and labels are made for nothing: the smallest problem on which heads that keep positions differ
-from heads that average them away.
+The target is a position, and labels are made for nothing: the smallest problem on which heads that keep positions
+differ from heads that average them away.
 """
 
 from __future__ import annotations

@@ -96,6 +96,13 @@ class Table:
             labels=None if self.labels is None else [self.labels[row] for row in rows],
         )
 
+    def choose(self, columns: Sequence[str]) -> Table:
+        """The table with these targets only, in this order."""
+        if self.values is None:
+            return self
+        place = [self.columns.index(column) for column in columns]
+        return replace(self, columns=list(columns), values=self.values[:, place])
+
 
 def find_points(columns: Sequence[str]) -> list[tuple[int, ...]]:
     """Which columns are the coordinates of points, by their names.
@@ -118,6 +125,20 @@ def find_points(columns: Sequence[str]) -> list[tuple[int, ...]]:
         if names[1] in place:
             points.append(tuple(place[name] for name in names if name in place))
     return points
+
+
+def find_lone_columns(columns: Sequence[str]) -> list[str]:
+    """Columns that seem to be a coordinate without its partner, or the sides of a box.
+
+    Example:
+        >>> find_lone_columns(["x0", "y0", "tip_x", "age"]), find_lone_columns(["x", "y", "w", "h"])
+        (['tip_x'], ['w', 'h'])
+    """
+    of_points = {columns[column] for point in find_points(columns) for column in point}
+    lone = [column for column in columns if column not in of_points and _AXIS.search(column)]
+    names = {column.lower(): column for column in columns}
+    sides = [names[side] for pair in (("w", "h"), ("width", "height")) if set(pair) <= set(names) for side in pair]
+    return lone + sides
 
 
 # Reading.

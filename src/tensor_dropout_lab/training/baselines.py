@@ -52,8 +52,10 @@ def predict_ridge(data: Data) -> Ridge | None:
     examples, which has a closed form. On the CPU: a GPU may be full of the network that it is compared with.
 
     Args:
-        data: a regression whose inputs are pictures or volumes in memory.
+        data: a regression whose inputs are pictures or volumes in memory. Training examples with a missing target are
+            left out.
     """
+    data = _leave_out_missing(data)
     kind = len(data.input_shape)
     if data.task != "regression" or kind not in _POOLS or not 3 <= len(data.train) <= MOST_EXAMPLES:
         return None
@@ -64,6 +66,15 @@ def predict_ridge(data: Data) -> Ridge | None:
     targets = _columns(data.train.targets)
     found = [replace(fit_ridge(train[cube], targets, test[cube]), cube=cube) for cube in cubes]
     return min(found, key=lambda ridge: ridge.error, default=None)
+
+
+def _leave_out_missing(data: Data) -> Data:
+    missing = data.train.targets.reshape(len(data.train), -1).isnan().any(1)
+    if not isinstance(data.train, TensorSplit) or not missing.any():
+        return data
+    known = (~missing).nonzero().flatten()
+    names = [data.train.names[row] for row in known.tolist()]
+    return replace(data, train=TensorSplit(data.train.inputs[known], data.train.targets[known], names))
 
 
 def fit_ridge(train: Tensor, targets: Tensor, test: Tensor) -> Ridge:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.head_outputs import unwrap
 from tensor_dropout.losses import expect
-from tensor_dropout_lab.data.base import Data
+from tensor_dropout_lab.data.base import Data, JointAugment
 from tensor_dropout_lab.training.adversarial import attack, find_room
 from tensor_dropout_lab.training.config import Config
 from tensor_dropout_lab.training.execution import autocast, choose_dtype, choose_memory_format
@@ -24,21 +24,24 @@ class TaskLoss(nn.Module):
 
     Classification: cross-entropy, and how many are right. A target may also be class probabilities (B, K), of which the
     largest counts as right. Regression: mean squared error of the standardized target, and the sum of absolute errors
-    in its own unit.
+    in its own unit. Targets that are NaN are missing and do not count, if there may be such.
 
     Args:
         task: "classification" or "regression".
         mean: of the regression targets of the training examples.
         std: of them.
         label_smoothing: of the cross-entropy.
+        may_miss: whether targets of a regression may be missing.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, task: str, mean: Tensor, std: Tensor, label_smoothing: float = 0.0) -> None:
+    def __init__(
+        self, task: str, mean: Tensor, std: Tensor, label_smoothing: float = 0.0, may_miss: bool = False
+    ) -> None:
         super().__init__()
-        self.task, self.label_smoothing = task, label_smoothing
+        self.task, self.label_smoothing, self.may_miss = task, label_smoothing, may_miss
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
 
@@ -48,8 +51,19 @@ class TaskLoss(nn.Module):
             loss = F.cross_entropy(outputs, y, label_smoothing=self.label_smoothing)
             return loss, (outputs.argmax(1) == (y if y.ndim == 1 else y.argmax(1))).sum()
         y = y.reshape(outputs.shape)
+        if self.may_miss:
+            return self._measure_known(outputs, y)
         loss = F.mse_loss(outputs, ((y - self.mean) / self.std).to(outputs.dtype))
         return loss, (self.std * outputs + self.mean - y).abs().mean(1).sum()
+
+    def _measure_known(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``forward``, over the targets that are there; no shape depends on how many."""
+        known = ~y.isnan()
+        standardized = torch.where(known, (y - self.mean) / self.std, 0).to(outputs.dtype)
+        errors = torch.where(known, outputs - standardized, 0)
+        loss = errors.square().sum() / known.sum().clamp(min=1)
+        counted = (self.std * errors).abs().sum(1) / known.sum(1).clamp(min=1)
+        return loss, counted.sum()
 
 
 def make_task_loss(data: Data, config: Config) -> TaskLoss:
@@ -59,7 +73,12 @@ def make_task_loss(data: Data, config: Config) -> TaskLoss:
         return TaskLoss(data.task, torch.zeros(1), torch.ones(1), config.run.label_smoothing)
     columns = targets.reshape(len(targets), -1)
     mean, std = columns.mean(0), columns.std(0, correction=0)
-    return TaskLoss(data.task, mean.float(), torch.where(std > 0, std, 1.0).float())
+    missing = bool(columns.isnan().any())
+    if missing:
+        mean = columns.nanmean(0)
+        std = (columns - mean).square().nanmean(0).sqrt()
+    std = torch.where(std > 0, std, 1.0)
+    return TaskLoss(data.task, mean.float(), std.float(), may_miss=missing or isinstance(data.augment, JointAugment))
 
 
 class Step:
@@ -144,7 +163,10 @@ class Step:
             stored, y = self.fetch(*start)
             x = self.prepare(stored)
             room = None if self.radius is None else find_room(stored, self.prepare, self.radius, self.bounds)
-            x = x if self.augment is None else self.augment(x)
+            if isinstance(self.augment, JointAugment):
+                x, y = self.augment(x, y)
+            elif self.augment is not None:
+                x = self.augment(x)
         x = x.to(self.dtype if self.dtype == torch.float64 else torch.float32, memory_format=self.memory_format)
         if room is not None:
             x = attack(x, room, lambda moved: self.compute_loss(unwrap(self.network), moved, y)[0])

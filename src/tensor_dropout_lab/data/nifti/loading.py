@@ -19,11 +19,9 @@ from tensor_dropout_lab.data.base import (
     StandardizeImages,
     StreamSplit,
     TensorSplit,
-    bin_targets,
     check_size,
     choose,
-    deal_folds,
-    hold_out,
+    split_groups,
 )
 from tensor_dropout_lab.data.nifti.cache import Recipe, mark_used, prepare_cache
 from tensor_dropout_lab.data.nifti.scans import Image, describe_source, find_root, match_images, read_table
@@ -165,29 +163,17 @@ def split_subjects(
     Raises:
         TensorDropoutError: if the numbers do not fit.
     """
-    subjects = sorted({image.subject for image in images})
-    number = {subject: i for i, subject in enumerate(subjects)}
-    owner = torch.tensor([number[image.subject] for image in images])
-    values = torch.tensor([image.targets[0] for image in images], dtype=torch.float64)
-    means = torch.zeros(len(subjects), dtype=torch.float64).index_add(0, owner, values) / owner.bincount()
-    if folds is None:
-        if fold != 0:
-            raise TensorDropoutError(f"nifti: fold={fold!r} needs folds, their number; such as folds=5")
-        rest, tested = hold_out(bin_targets(means), test, seed, "nifti: test")
-    else:
-        _check_folds(folds, fold, len(subjects))
-        dealt = deal_folds(bin_targets(means, max(1, len(subjects) // folds)), folds, seed)
-        rest, tested = (dealt != fold).nonzero().flatten(), (dealt == fold).nonzero().flatten()
-    kept, held = hold_out(bin_targets(means[rest]), validation, seed, "nifti: validation")
-    train, validated, tests = (torch.isin(owner, part).nonzero().flatten() for part in (rest[kept], rest[held], tested))
-    return train, validated, tests
-
-
-def _check_folds(folds: Any, fold: Any, subjects: int) -> None:
-    if not isinstance(folds, int) or not 2 <= folds <= subjects:
-        raise TensorDropoutError(f"nifti: folds must be 2 to {subjects}, the number of subjects, not {folds!r}")
-    if not isinstance(fold, int) or not 0 <= fold < folds:
-        raise TensorDropoutError(f"nifti: fold must be 0 to {folds - 1}, not {fold!r}")
+    return split_groups(
+        [image.subject for image in images],
+        torch.tensor([image.targets[0] for image in images], dtype=torch.float64),
+        folds=folds,
+        fold=fold,
+        test=test,
+        validation=validation,
+        seed=seed,
+        what="nifti",
+        noun="subjects",
+    )
 
 
 def build_split(path: Path, images: list[Image], rows: Tensor, *, in_memory: bool) -> Split | None:

@@ -1,0 +1,449 @@
+"""Images and a table of their targets: landmarks, boxes, ages and other numbers, or classes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.data.augment_points import MovePoints, mirror_columns, read_pairs
+from tensor_dropout_lab.data.base import (
+    Data,
+    Split,
+    StandardizeImages,
+    StreamSplit,
+    TensorSplit,
+    check_size,
+    choose,
+    split_groups,
+)
+from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, ImageFiles, read_volume
+from tensor_dropout_lab.data.imagefolder import build_prepare, decode_picture
+from tensor_dropout_lab.data.points_table import Table, find_lone_columns, find_points, match_files, read_table
+from tensor_dropout_lab.extras import import_extra
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from tensor_dropout_lab.explanation_figures import View
+
+LAYOUT = (
+    "Expected: ROOT/points.csv with the columns file, group (if any) and the targets, and the images in "
+    "ROOT/images.tar, ROOT/images or ROOT; set table and images if yours are elsewhere"
+)
+
+
+def load_table(
+    *,
+    root: str | Path | None = None,
+    seed: int = 0,
+    target: str | Sequence[str] | None = None,
+    table: str | Path | None = None,
+    images: str | Path | None = None,
+    units: Literal["fractions", "pixels"] = "fractions",
+    task: Literal["regression", "classification"] | None = None,
+    missing: Literal["error", "skip"] = "error",
+    size: int | Sequence[int] | None = None,
+    normalize: Literal["channel", "image"] = "channel",
+    folds: int | None = None,
+    fold: int = 0,
+    test: float = 0.2,
+    validation: float = 0.25,
+    augment: bool = True,
+    shift: float = 0.05,
+    zoom: float = 0.05,
+    rotation: float = 5.0,
+    flip: bool = False,
+    mirrored: list[list[str]] | Path | None = None,
+    memory: float = 2.0,
+    simulated: bool = False,
+    provenance: str | None = None,
+) -> Data:
+    """Pictures or NIfTI volumes with what a ``points.csv`` says of them: columns of numbers, or one of class names.
+
+    Two columns whose names differ in x and y, such as x0 and y0, are a point. Points are fractions of width and height.
+    All images of a group fall into the same part. Rows of which a target is missing are trained on, without it;
+    to validate and to test, only whole rows are taken.
+
+    Args:
+        root: the folder with the table and the images.
+        seed: of the split.
+        target: column of the table, or several; None takes all but file and group.
+        table: a .csv file; by default ROOT/points.csv, or the only .csv file in ROOT.
+        images: a folder or a tar file; by default ROOT/images.tar, ROOT/images, or ROOT itself.
+        units: of the points in the table: "fractions", or "pixels", which are divided by the size of each picture.
+        task: "classification" takes a column of numbers for class names; None decides by what is written.
+        missing: "skip" leaves out rows without image, images without row and rows without any target; "error" stops.
+        size: pixels per side, or (height, width), to which pictures are resized (three numbers for volumes); None
+            keeps their size, which must be the same for all.
+        normalize: of pictures, "channel" (ImageNet's means and deviations) or "image" (each by its own); volumes are
+            normalised by their own.
+        folds: number of folds for cross-validation; None splits by the fractions.
+        fold: which fold is tested, 0 to folds - 1.
+        test: fraction (or number) of the groups to test on; not used with folds.
+        validation: fraction (or number) of the groups that are not tested, held out for choosing.
+        augment: change images at random in training, points with them, as the next options say.
+        shift: the largest shift, as a share of width and height.
+        zoom: the largest change of scale.
+        rotation: the largest angle in degrees.
+        flip: mirror half of the images, left to right.
+        mirrored: which columns change places in a mirrored image: pairs such as [["x0", "x16"], ["y0", "y16"]], or
+            shorter [["*0", "*16"]]; or a file with a pair in every line.
+        memory: the most gigabytes of images to hold in memory; of larger sets every image is decoded when it is needed.
+        simulated: whether the images were made up.
+        provenance: one sentence with source and licence, shown with every result.
+
+    Returns:
+        Pictures (n, 3, height, width) in uint8, or volumes (n, C, *size) in float32, and their targets.
+
+    Raises:
+        TensorDropoutError: if the table or an image is damaged, they do not belong together, or sizes differ.
+    """
+    choose("table", "normalize", normalize, ("channel", "image"))
+    base = _find_root(root)
+    chosen = _choose_columns(read_table(_find_table(base, table), task=task), target)
+    matched, found = match_files(chosen, _find_images(base, images), units=units, missing=missing)
+    if found.are_volumes:
+        import_extra("nibabel", "table")
+        _check_volume_points(matched)
+    else:
+        import_extra("PIL.Image", "table")
+    changes = _build_augment(matched, base, shift, zoom, rotation, flip, mirrored) if augment else None
+    shape = _find_shape(found, size)
+    parts = _split(matched, folds=folds, fold=fold, test=test, validation=validation, seed=seed)
+    targets = _list_targets(matched)
+    in_memory = math.prod(shape) * len(found) * (4 if found.are_volumes else 1) <= memory * 1e9
+    train, validated, tested = (_build_split(found, targets, rows, shape, in_memory) for rows in parts)
+    assert train is not None
+    regression = matched.task == "regression"
+    return Data(
+        name="table",
+        task=matched.task,
+        train=train,
+        validation=validated,
+        test=tested,
+        input_shape=shape,
+        outputs=len(matched.columns) if regression else len(matched.classes),
+        classes=None if regression else matched.classes,
+        target=", ".join(matched.columns) if regression else None,
+        prepare=StandardizeImages() if found.are_volumes else build_prepare(normalize),
+        augment=changes,
+        simulated=simulated,
+        provenance=provenance or _describe_source(base, matched, found),
+        bounds=None if found.are_volumes else (0.0, 255.0),
+    )
+
+
+# Where things are.
+
+
+def _find_root(root: str | Path | None) -> Path:
+    if root is None:
+        raise TensorDropoutError(f"table: no folder given; set root. {LAYOUT}")
+    base = Path(root).expanduser()
+    if not base.is_dir():
+        raise TensorDropoutError(f"table: there is no folder {base}. {LAYOUT}")
+    return base
+
+
+def _find_table(root: Path, table: str | Path | None) -> Path:
+    if table is not None:
+        return _find_given(root, "table", table)
+    if (root / "points.csv").is_file():
+        return root / "points.csv"
+    tables = sorted(root.glob("*.csv"))
+    if len(tables) != 1:
+        raise TensorDropoutError(f"table: {root} has {len(tables) or 'no'} .csv files; set table. {LAYOUT}")
+    return tables[0]
+
+
+def _find_images(root: Path, images: str | Path | None) -> Path:
+    if images is not None:
+        return _find_given(root, "images", images)
+    return next((path for path in (root / "images.tar", root / "images") if path.exists()), root)
+
+
+def _find_given(root: Path, option: str, given: str | Path) -> Path:
+    path = Path(given).expanduser()
+    for place in (path, root / path):
+        if place.exists():
+            return place
+    raise TensorDropoutError(f"table: {option} is {path}, and neither that nor {root / path} is there")
+
+
+def _describe_source(root: Path, table: Table, images: ImageFiles) -> str:
+    kind = "NIfTI volumes" if images.are_volumes else "pictures"
+    groups = "" if table.groups is None else f" of {len(set(table.groups))} groups"
+    return f"{root.resolve().name}: {len(table)} {kind}{groups}; source and licence are those of its owner."
+
+
+# Targets.
+
+
+def _choose_columns(table: Table, target: str | Sequence[str] | None) -> Table:
+    """The table with these columns of numbers only."""
+    if target is None:
+        return table
+    wanted = [target] if isinstance(target, str) else list(target)
+    for column in wanted:
+        if column not in table.columns:
+            raise TensorDropoutError(
+                f"{table.path}: there is no column {column!r}, only {', '.join(table.columns[:8])}; set target"
+            )
+    if len(set(wanted)) < len(wanted):
+        raise TensorDropoutError(f"table: the targets are {', '.join(wanted)}; name each column once")
+    return table.choose(wanted)
+
+
+def _list_targets(table: Table) -> Tensor:
+    """(n,) int64 classes; (n,) or (n, T) float32, NaN where missing."""
+    if table.labels is not None:
+        if len(table.classes) < 2:
+            raise TensorDropoutError(
+                f"{table.path}: all rows are of the class {table.classes[0]!r}; there must be at least two classes"
+            )
+        number = {name: i for i, name in enumerate(table.classes)}
+        return torch.tensor([number[label] for label in table.labels])
+    values = torch.from_numpy(table.values).float()
+    unknown = values.isnan().all(0)
+    if unknown.any():
+        column = table.columns[int(unknown.int().argmax())]
+        raise TensorDropoutError(f"{table.path}: the column {column!r} is empty; fill it, or name others as target")
+    return values[:, 0] if values.shape[1] == 1 else values
+
+
+def _check_volume_points(table: Table) -> None:
+    flat = [point for point in table.points if len(point) == 2]
+    if flat:
+        x, y = (table.columns[column] for column in flat[0])
+        raise TensorDropoutError(
+            f"{table.path}: {x} and {y} are a point in a picture, and these are volumes; add its third column, z"
+        )
+
+
+def _split(table: Table, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows to train on, validate on and test on; rows with a missing target are only trained on."""
+    if table.values is None:
+        values = torch.tensor([table.classes.index(label) for label in table.labels or []], dtype=torch.float64)
+    else:
+        values = torch.from_numpy(table.values[:, 0].copy())
+    noun = "rows" if table.groups is None else "groups"
+    train, *held = split_groups(table.groups or table.files, values, what="table", noun=noun, **settings)
+    if table.values is None:
+        return train, held[0], held[1]
+    whole = torch.from_numpy(~np.isnan(table.values).any(axis=1))
+    kept = [rows[whole[rows]] for rows in held]
+    for name, before, after in zip(("validate", "test"), held, kept, strict=True):
+        lost = len(before) - len(after)
+        if lost and not len(after):
+            raise TensorDropoutError(
+                f"table: every row of {table.path.name} to {name} on lacks a target; fill them, or choose columns that "
+                "are whole with target"
+            )
+        if lost:
+            warnings.warn(
+                f"table: {lost} of {len(before)} rows to {name} on lack a target and are left out", stacklevel=4
+            )
+    return train, kept[0], kept[1]
+
+
+def _build_augment(
+    table: Table,
+    root: Path,
+    shift: float,
+    zoom: float,
+    rotation: float,
+    flip: bool,
+    mirrored: list[list[str]] | Path | None,
+) -> nn.Module | None:
+    lone = find_lone_columns(table.columns) if table.labels is None else []
+    if lone and max(shift, zoom, rotation, flip) > 0:
+        raise TensorDropoutError(
+            f"{table.path}: {lone[0]!r} looks like a coordinate or a side of a box, which would have to move with the "
+            "pixels; name points by pairs such as x0 and y0, a box by two corners; or set augment to false"
+        )
+    if mirrored is not None and not flip:
+        raise TensorDropoutError("table: mirrored is for mirrored images; set flip to true too")
+    order = None
+    if flip:
+        if mirrored is None and len(table.points) > 1:
+            names = ", ".join(table.columns[point[0]] for point in table.points[:4])
+            raise TensorDropoutError(
+                f"table: in a mirrored image some points change places ({names}, …: the left eye is a right one then); "
+                'set mirrored to pairs such as [["*0", "*1"]], or to [] if none does'
+            )
+        pairs = read_pairs(_find_given(root, "mirrored", mirrored)) if isinstance(mirrored, Path) else mirrored or []
+        order = mirror_columns(table.columns, table.points, pairs)
+    return MovePoints(table.points, rotation=rotation, zoom=zoom, shift=shift, mirrored=order)
+
+
+# Images.
+
+
+def _find_shape(images: ImageFiles, size: int | Sequence[int] | None) -> tuple[int, ...]:
+    """(C, *size) of all."""
+    axes = 3 if images.are_volumes else 2
+    given = None if size is None else check_size("table", [size] * axes if isinstance(size, int) else size, axes)
+    if images.are_volumes:
+        shapes = images.decode_all(lambda _, stream: tuple(read_volume(stream).shape))
+    else:
+        shapes = [(3, int(height), int(width)) for width, height in images.measure()]
+    different = [shape if given is None else shape[:1] for shape in shapes]
+    if len(set(different)) > 1:
+        other = next(number for number, shape in enumerate(different) if shape != different[0])
+        raise TensorDropoutError(
+            f"table: the images in {images.where} have {len(set(different))} sizes: {images.names[0]} has "
+            f"{_format(shapes[0])}, {images.names[other]} {_format(shapes[other])}; "
+            + ("set size, such as size=128, and all are resized" if given is None else "convert them to one")
+        )
+    return shapes[0] if given is None else (shapes[0][0], *given)
+
+
+def _format(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape))
+
+
+def resize_picture(picture: Image, shape: Sequence[int]) -> Tensor:
+    """(3, height, width) in uint8: bilinear, with antialias; width and height may be scaled differently."""
+    from PIL.Image import Resampling
+
+    height, width = shape[1:]
+    resized = picture if picture.size == (width, height) else picture.resize((width, height), Resampling.BILINEAR)
+    return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
+
+
+def resize_volume(volume: Tensor, shape: Sequence[int]) -> Tensor:
+    """(C, X, Y, Z) by trilinear interpolation."""
+    size = list(shape[1:])
+    if list(volume.shape[1:]) == size:
+        return volume
+    return F.interpolate(volume[None], size, mode="trilinear", align_corners=False)[0]
+
+
+class TableStream(StreamSplit):
+    """Images that are decoded when they are asked for.
+
+    Args:
+        images: their files.
+        targets: one for each.
+        shape: (C, *size) to which they are resized.
+    """
+
+    def __init__(self, images: ImageFiles, targets: Tensor, shape: tuple[int, ...]) -> None:
+        super().__init__(images.names, targets)
+        self.images, self.shape = images, shape
+
+    def read(self, index: int) -> Tensor:
+        """(C, *size), uint8 or float32.
+
+        Raises:
+            TensorDropoutError: if it cannot be read.
+        """
+        return self.images.decode_as(index, self._decode)
+
+    def read_all(self) -> Tensor:
+        """(n, C, *size), decoded on every core.
+
+        Raises:
+            TensorDropoutError: if some cannot be read, with their names.
+        """
+        stored = torch.empty(len(self), *self.shape, dtype=torch.float32 if self.images.are_volumes else torch.uint8)
+
+        def fill(number: int, stream: BinaryIO) -> None:
+            stored[number] = self._decode(stream)
+
+        self.images.decode_all(fill, "reading images")
+        return stored
+
+    def check(self) -> None:
+        """Decode every image once.
+
+        Raises:
+            TensorDropoutError: if some cannot be read, with their names.
+        """
+        self.images.check()
+
+    def _decode(self, stream: BinaryIO) -> Tensor:
+        return decode_image(stream, self.shape)
+
+
+def decode_image(stream: BinaryIO, shape: Sequence[int]) -> Tensor:
+    """A picture or a volume as it is stored in a split: (C, *size)."""
+    if len(shape) == 4:
+        return resize_volume(read_volume(stream), shape)
+    return resize_picture(decode_picture(stream), shape)
+
+
+def _build_split(
+    images: ImageFiles, targets: Tensor, rows: Tensor, shape: tuple[int, ...], in_memory: bool
+) -> Split | None:
+    if not len(rows):
+        return None
+    stream = TableStream(images.take(rows.tolist()), targets[rows], shape)
+    return TensorSplit(stream.read_all(), stream.targets, stream.names) if in_memory else stream
+
+
+# Single files.
+
+
+class TableReader:
+    """Pictures or volumes for a network that was trained on such a table: a :class:`FileReader`.
+
+    Args:
+        input_shape: of the network.
+        options: those that its data was loaded with.
+        root: not used.
+        described: not used.
+    """
+
+    def __init__(
+        self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
+    ) -> None:
+        self.shape, self.are_volumes = tuple(input_shape), len(input_shape) == 4
+        self.endings = VOLUMES if self.are_volumes else PICTURES
+        import_extra("nibabel" if self.are_volumes else "PIL.Image", "table")
+        self.prepare = StandardizeImages() if self.are_volumes else build_prepare(options.get("normalize", "channel"))
+
+    def find(self, folder: Path) -> list[Path]:
+        """The images in a folder and in those inside it, hidden ones left out."""
+        inside = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        return sorted(path for path in inside if path.name.lower().endswith(self.endings))
+
+    def read(self, path: Path) -> Tensor:
+        """(C, *size), resized and normalised.
+
+        Raises:
+            TensorDropoutError: if it cannot be read, or has another number of channels.
+        """
+        return self.prepare(self._decode(path)[None])[0]
+
+    def view(self, path: Path, x: Tensor, grid: Tensor) -> list[View]:
+        """The pixels that the network sees, or three slices of a volume."""
+        from tensor_dropout_lab.explanation_figures import slice_volume, view_picture
+
+        return slice_volume(x[0, 0].double(), grid) if self.are_volumes else view_picture(self._decode(path), grid)
+
+    def find_units(self, targets: Sequence[str]) -> dict[str, str]:
+        """Of the coordinates of points: fractions of what."""
+        sides = ("width", "depth", "height") if self.are_volumes else ("width", "height", "depth")
+        return {
+            targets[column]: f"of the {side}"
+            for point in find_points(targets)
+            for column, side in zip(point, sides, strict=False)
+        }
+
+    def _decode(self, path: Path) -> Tensor:
+        image = ImageFiles(path.parent, [path.name]).decode_as(0, lambda stream: decode_image(stream, self.shape))
+        if image.shape[0] != self.shape[0]:
+            raise TensorDropoutError(
+                f"{path} has {image.shape[0]} channels, the network was trained on {self.shape[0]}; convert it"
+            )
+        return image
