@@ -46,6 +46,7 @@ class Reader:
         dtype: of the maps.
         where: the caller's name, for messages.
         seconds: what was spent waiting for samples, for the network, and reading or writing the cache.
+        computed: how many samples went through the network; the others were in the cache.
     """
 
     network: nn.Module
@@ -56,6 +57,7 @@ class Reader:
     dtype: np.dtype
     where: str
     seconds: dict[str, float] = field(default_factory=lambda: {"reading": 0.0, "network": 0.0, "cache": 0.0})
+    computed: int = 0
 
     def __post_init__(self) -> None:
         self.transfer = Transfer(self.network)
@@ -106,6 +108,7 @@ class Reader:
             if self.dtype == np.float16:
                 cure = "numbers above 65504 do not fit into float16: set dtype='float32'"
             raise TensorDropoutError(f"{self.where}: the maps of {name_some(wrong)} are NaN or infinite; {cure}")
+        self.computed += len(batch)
         return batch, maps
 
     @contextmanager

@@ -65,6 +65,7 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         map_shape_: (C, H, W[, D]).
         places_: the layers, and how their tokens lie.
         seconds_: what ``transform`` spent waiting for samples, in the network, and reading or writing the cache.
+        computed_: how many samples ``transform`` ran through the network; the others were in the cache.
 
     Raises:
         TensorDropoutError: for settings and inputs that cannot be used; every file that cannot be read is named.
@@ -142,7 +143,7 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
                     maps = extract(reader, source, advance)
                 else:
                     maps = extract_into(store, reader, source, advance, quarter_of_memory())
-        self.seconds_ = reader.seconds
+        self.seconds_, self.computed_ = reader.seconds, reader.computed
         return maps
 
     # Steps.

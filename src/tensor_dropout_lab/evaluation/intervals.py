@@ -126,6 +126,40 @@ def _split(draws: int, images: int) -> Iterator[int]:
         yield min(step, draws - start)
 
 
+def group_interval(
+    values: ArrayLike, groups: ArrayLike, *, level: float = 0.95, draws: int = 2000, seed: int = 0
+) -> Interval:
+    """A percentile bootstrap interval of the mean over images, where whole groups are drawn with replacement.
+
+    Images of one person are alike: drawing images as if they were independent makes the interval too narrow. One group
+    has no interval: both ends are NaN.
+
+    Args:
+        values: (images,), NaN for images that do not count.
+        groups: (images,) of names or numbers; each image its own for a plain bootstrap.
+        level: the probability of the interval.
+        draws: the number of resamples.
+        seed: of the resamples: equal seeds draw equal groups.
+
+    Example:
+        >>> low, high = group_interval([1.0, 1.0, 3.0, 3.0], ["anna", "anna", "ben", "ben"])
+        >>> float(low), float(high)
+        (1.0, 3.0)
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(numbers)
+    _, members = np.unique(np.asarray(groups)[known], return_inverse=True)
+    if not len(members):
+        return Interval(math.nan, math.nan)
+    totals, sizes = np.bincount(members, numbers[known]), np.bincount(members)
+
+    def mean_of(drawn: Array, axis: int) -> Any:
+        rows = drawn.astype(np.intp)
+        return totals[rows].sum(axis) / sizes[rows].sum(axis)
+
+    return bootstrap_interval(np.arange(len(sizes)), statistic=mean_of, level=level, draws=draws, seed=seed)
+
+
 def proportion_interval(successes: int, n: int, level: float = 0.95) -> Interval:
     """Wilson's score interval of a share, in [0, 1] (Wilson, "Probable inference", 1927).
 
