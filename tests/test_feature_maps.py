@@ -141,6 +141,62 @@ def test_tokens_become_a_grid_without_the_class_token():
         assert maps_of(network).transform(x).shape == (5, 8, 4, 6)
 
 
+class Attention(nn.Module):
+    """Its softmax (n, heads, T, T) has as many axes as a map."""
+
+    def __init__(self, width=8):
+        super().__init__()
+        self.values, self.softmax = nn.Linear(width, width), nn.Softmax(-1)
+
+    def forward(self, x):
+        values = self.values(x)
+        return (self.softmax((x @ x.mT).unsqueeze(1)) @ values.unsqueeze(1)).squeeze(1)
+
+
+class Merge(nn.Module):
+    """Every second token, after a projection of all."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.project(x)[:, ::2]
+
+
+class Transformer(nn.Module):
+    """Tokens that end in the network's own output, a dict."""
+
+    def __init__(self, *blocks):
+        super().__init__()
+        self.patches, self.blocks = nn.Conv2d(3, 8, 4, 4), nn.Sequential(*blocks)
+
+    def forward(self, x):
+        return {"tokens": self.blocks(self.patches(x).flatten(2).mT)}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "picked", "shape"),
+    [
+        ((Attention(),), "blocks", (8, 4, 4)),  # not the softmax, 1×16×16
+        ((Attention(), nn.Sequential(Merge())), "blocks.0", (8, 4, 4)),  # not what is merged next
+        ((), "blocks", (8, 4, 4)),
+    ],
+)
+def test_attention_and_tokens_on_their_way_are_not_picked(blocks, picked, shape):
+    with pytest.warns(UserWarning, match=f"picked layer='{picked}', maps {'×'.join(map(str, shape))}"):
+        assert maps_of(Transformer(*blocks)).transform(images(size=16)).shape == (5, *shape)
+
+
+def test_a_network_whose_own_output_is_the_only_map():
+    class Whole(nn.Module):
+        def forward(self, x):
+            return F.avg_pool2d(x, 16)
+
+    with pytest.warns(UserWarning, match="picked layer='', maps 3×2×2"):
+        assert maps_of(Whole()).transform(images()).shape == (5, 3, 2, 2)
+
+
 def test_the_grid_of_tokens_can_be_given():
     class Embedded(nn.Module):
         def __init__(self):

@@ -30,6 +30,8 @@ class Event(NamedTuple):
     key: int | str | None
     entered: tuple[int, ...]
     shape: tuple[int, ...]
+    is_chain: bool
+    """Whether it only runs others one after another: an ``nn.Sequential``."""
 
 
 class Wish(NamedTuple):
@@ -121,7 +123,8 @@ def recording(network: nn.Module) -> Iterator[list[Event]]:
         found = first_tensor(output)
         if found is not None:
             entered = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], Tensor) else ()
-            events.extend(Event(name, found[0], entered, tuple(found[1].shape)) for name in names[module])
+            shape, is_chain = tuple(found[1].shape), isinstance(module, nn.Sequential)
+            events.extend(Event(name, found[0], entered, shape, is_chain) for name in names[module])
 
     hooks = [module.register_forward_hook(note) for module in names]
     try:
@@ -134,7 +137,8 @@ def recording(network: nn.Module) -> Iterator[list[Event]]:
 def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str) -> str:
     """The last map of stride 16, else of the largest stride below it but 1, else of the smallest above it, else of 1.
 
-    Inside a block that takes a map of that stride and gives a coarser one nothing counts: it is on the way down.
+    Inside a block that takes a map of that stride and gives a coarser one nothing counts: it is on the way down. The
+    network itself is picked only if no layer in it is as good.
     """
     candidates: dict[str, tuple[int, ...]] = {}
     for n, event in enumerate(events):
@@ -142,13 +146,13 @@ def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str
         strides = _strides(events, n, input_shape, wish)
         if strides and not _is_passing(event, events, len(input_shape)) and not _looks_last(event, input_shape, wish):
             candidates[event.name] = strides
-    chosen, best = "", (0, 0)
+    chosen, best = None, (-1, 0)
     for name, strides in candidates.items():
         stride = max(strides)
         rank = (0, 0) if stride == 1 else (1, -prod(strides)) if stride > STRIDE else (2, prod(strides))
-        if not chosen or rank >= best:
+        if rank > best or (rank == best and name):
             chosen, best = name, rank
-    if not chosen:
+    if chosen is None:
         raise TensorDropoutError(
             f"{where}: no layer of this network gives a map (n, C, *space) or tokens whose grid can be told; name one "
             "with layer=, and for tokens its grid with grid="
@@ -172,13 +176,19 @@ def _looks_last(event: Event, input_shape: Sequence[int], wish: Wish) -> bool:
 
 
 def _is_passing(event: Event, events: list[Event], ndim: int) -> bool:
-    """Whether a map is only on its way: in a block that makes it smaller and has not yet, or that has padded it."""
-    if len(event.shape) != ndim:
-        return False
-    positions = prod(event.shape[2:])
+    """Whether a map or tokens are only on their way: in a block that makes them fewer and has not yet, or has padded.
+
+    What looks like a map in a block of tokens is attention between them.
+    """
     for block in events:
-        if event.name.startswith(f"{block.name}.") and len(block.shape) == len(block.entered) == ndim:
-            before, after = prod(block.entered[2:]), prod(block.shape[2:])
+        if not event.name.startswith(f"{block.name}."):
+            continue
+        if len(block.entered) == 3 and not block.is_chain:
+            is_as_entered = event.shape[1:2] == block.entered[1:2]
+            if len(event.shape) > 3 or (is_as_entered and block.shape[1:-1] != block.entered[1:-1]):
+                return True
+        elif len(event.shape) == len(block.shape) == len(block.entered) == ndim:
+            positions, before, after = (prod(shape[2:]) for shape in (event.shape, block.entered, block.shape))
             if positions > max(before, after) or after < before == positions:
                 return True
     return False
