@@ -154,13 +154,14 @@ class Expected(NamedTuple):
     penalty: Tensor
 
 
-def expect(model: nn.Module, x: Tensor, task: str) -> Expected:
+def expect(model: nn.Module, x: Tensor, task: str, known: Tensor | None = None) -> Expected:
     """What a training loop needs to build :func:`expected_mse` or :func:`expected_cross_entropy` itself.
 
     Args:
         model: as there.
         x: as there.
         task: "regression" (squared error) or "classification" (cross-entropy, second order).
+        known: (B, O) bool, which targets of a regression are there and count; None: all.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -171,7 +172,9 @@ def expect(model: nn.Module, x: Tensor, task: str) -> Expected:
     """
     if task == "regression":
         mean, variance = call_with_head(model, x, _exact_moments, Moments, "train")
-        return Expected(mean, variance.mean())
+        if known is None:
+            return Expected(mean, variance.mean())
+        return Expected(mean, torch.where(known, variance, 0).sum() / known.sum().clamp(min=1))
     mean, curvature = call_with_head(model, x, logit_moments, LogitMoments, "train")
     return Expected(mean, 0.5 * curvature.mean())
 

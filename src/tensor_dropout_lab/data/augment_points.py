@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import torch
@@ -19,11 +19,12 @@ Pairs = Sequence[Sequence[str]]
 class MovePoints(JointAugment):
     """Turn, zoom, move and flip every picture or volume, and its points with it.
 
-    A point that leaves the picture becomes NaN: it does not count in that step. One that was outside to begin with
-    moves along and stays. A point of which a coordinate is missing is missing. Targets that are no coordinates stay as
-    they are; a flip exchanges those that are mirrored.
+    A point that leaves the image becomes NaN: it does not count in that step. One that was outside to begin with moves
+    along and stays. A point of which a coordinate is missing is missing. Targets that are no coordinates stay as they
+    are; a flip exchanges those that are mirrored.
 
     Args:
+        axes: 2 of pictures, 3 of volumes.
         points: the columns of every point in the targets: (x, y), or (x, y, z) in volumes. They are fractions of the
             size, from the left and the top edge (in RAS volumes from left, back and bottom).
         rotation: as in :class:`~tensor_dropout_lab.data.augment.RandomAffine`, in degrees.
@@ -33,16 +34,18 @@ class MovePoints(JointAugment):
 
     Example:
         >>> _ = torch.manual_seed(0)
-        >>> move = MovePoints([(0, 1), (2, 3)], rotation=10, zoom=0.1, shift=0.05, mirrored=[2, 3, 0, 1])
+        >>> move = MovePoints(2, [(0, 1), (2, 3)], rotation=10, zoom=0.1, shift=0.05, mirrored=[2, 3, 0, 1])
         >>> x, y = move(torch.rand(8, 3, 32, 32), torch.rand(8, 4))
         >>> x.shape, y.shape
         (torch.Size([8, 3, 32, 32]), torch.Size([8, 4]))
     """
 
+    columns: Tensor
     mirrored: Tensor | None
 
     def __init__(
         self,
+        axes: int,
         points: Sequence[Sequence[int]],
         *,
         rotation: float,
@@ -51,74 +54,57 @@ class MovePoints(JointAugment):
         mirrored: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
-        self.points = [tuple(point) for point in points]
-        self.affine = RandomAffine(rotation, zoom, shift)
+        in_image_order = [list(reversed(point[:2])) if axes == 2 else list(point) for point in points]
+        # Buffers: a CUDA graph cannot capture a copy from the host.
+        self.register_buffer("columns", torch.tensor(in_image_order).view(-1, axes).long(), persistent=False)
         self.register_buffer("mirrored", None if mirrored is None else torch.tensor(mirrored), persistent=False)
-        self.changes_shape = max(rotation, zoom, shift) > 0
+        # What comes in at the border: the mean in pictures; in volumes their background, which is below it.
+        self.affine = RandomAffine(rotation, zoom, shift, fill="zero" if axes == 2 else "edge")
+        self.x_axis = 1 if axes == 2 else 0
+        self.warps = max(rotation, zoom, shift) > 0
 
     def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """(B, C, *size), (B,) or (B, T) -> the same shapes."""
         if not self.training:
             return x, y
-        batch, axes = x.shape[0], x.ndim - 2
-        if self.changes_shape:
-            matrix, shift = self.affine.draw(batch, axes, x.device)
-            x = warp_images(x, matrix, shift, self.affine.fill)
-            y = self.map(y, axes, lambda points: move_points(points, matrix, shift, x.shape[2:]))
+        if self.warps:
+            matrix, shift = self.affine.draw(x.shape[0], x.ndim - 2, x.device)
+            x, y = self.warp(x, y, matrix, shift)
         if self.mirrored is not None:
-            flipped = torch.rand(batch, device=x.device) < 0.5
-            x = torch.where(_as_rows(flipped, x), x.flip(x_axis(x)), x)
-            y = torch.where(_as_rows(flipped, y), self.mirror(y, axes), y)
+            flipped = torch.rand(x.shape[0], device=x.device) < 0.5
+            mirrored = self.mirror(x, y)
+            x, y = (torch.where(_as_rows(flipped, old), new, old) for new, old in zip(mirrored, (x, y), strict=True))
         return x, y
 
-    def mirror(self, y: Tensor, axes: int = 2) -> Tensor:
-        """The targets of mirrored images. It is its own inverse.
+    def warp(self, x: Tensor, y: Tensor, matrix: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and targets after :func:`~tensor_dropout_lab.data.augment.warp_images`."""
+        warped = warp_images(x, matrix, shift, self.affine.fill)
+        if not len(self.columns):
+            return warped, y
+        before = y[:, self.columns]  # (B, points, axes)
+        after = move_points(before, matrix, shift, x.shape[2:])
+        after = torch.where(is_inside(before) & ~is_inside(after), torch.nan, after)
+        return warped, y.index_copy(1, self.columns.flatten(), after.to(y.dtype).flatten(1))
+
+    def mirror(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and targets, left and right exchanged. It is its own inverse.
 
         Example:
-            >>> move = MovePoints([(0, 1), (2, 3)], rotation=0, zoom=0, shift=0, mirrored=[2, 3, 0, 1])
-            >>> move.mirror(torch.tensor([[0.25, 0.5, 1.0, 0.75]]))  # left eye, right eye
+            >>> move = MovePoints(2, [(0, 1), (2, 3)], rotation=0, zoom=0, shift=0, mirrored=[2, 3, 0, 1])
+            >>> eyes = torch.tensor([[0.25, 0.5, 1.0, 0.75]])  # the left one, the right one
+            >>> move.mirror(torch.zeros(1, 3, 8, 8), eyes)[1]
             tensor([[0.0000, 0.7500, 0.7500, 0.5000]])
         """
         assert self.mirrored is not None
-        if y.ndim == 2:
-            y = y[:, self.mirrored]
-
-        def reflect(points: Tensor) -> Tensor:
-            axis = 1 if axes == 2 else 0  # of x, in the order of the image
-            return torch.cat([points[..., :axis], 1 - points[..., axis : axis + 1], points[..., axis + 1 :]], dim=-1)
-
-        return self.map(y, axes, reflect, may_leave=False)
-
-    def map(self, y: Tensor, axes: int, function: Callable[[Tensor], Tensor], may_leave: bool = True) -> Tensor:
-        """Targets whose points went through a function of (B, points, axes), axes in the order of the image."""
-        if not self.points:
-            return y
-        columns = torch.tensor([order_axes(point[:axes]) for point in self.points], device=y.device)  # (points, axes)
-        before = y[:, columns]  # (B, points, axes)
-        after = function(before)
-        if may_leave:
-            left = is_inside(before) & ~is_inside(after)
-            after = torch.where(left, torch.nan, after)
-        return y.index_copy(1, columns.flatten(), after.to(y.dtype).flatten(1))
+        y = y if y.ndim == 1 else y[:, self.mirrored]
+        columns = self.columns[:, self.x_axis]
+        if len(columns):
+            y = y.index_copy(1, columns, 1 - y[:, columns])
+        return x.flip(2 + self.x_axis), y
 
     def extra_repr(self) -> str:
         """For ``repr``."""
-        return f"{len(self.points)} points, flip={self.mirrored is not None}"
-
-
-def order_axes(point: Sequence[int]) -> tuple[int, ...]:
-    """The columns of a point in the order of the image's axes: rows before columns; volumes are x, y, z.
-
-    Example:
-        >>> order_axes((4, 5)), order_axes((0, 1, 2))
-        ((5, 4), (0, 1, 2))
-    """
-    return tuple(reversed(point)) if len(point) == 2 else tuple(point)
-
-
-def x_axis(images: Tensor) -> int:
-    """The axis from left to right: the last one of pictures (B, C, H, W), the first of RAS volumes (B, C, X, Y, Z)."""
-    return 3 if images.ndim == 4 else 2
+        return f"{len(self.columns)} points, flip={self.mirrored is not None}"
 
 
 def is_inside(points: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,7 @@ class Data:
         voxel: edges of a voxel in mm, if the inputs are scans that are not resampled; else None.
         bounds: the smallest and largest stored value that an input can have, or None.
         unknown: test examples of classes that the network was not trained for, or None.
+        points: which outputs are the coordinates of a point, as fractions of the image's size: (x, y) or (x, y, z).
     """
 
     name: str
@@ -140,6 +141,7 @@ class Data:
     voxel: tuple[float, ...] | None = None
     bounds: tuple[float, float] | None = None
     unknown: Split | None = None
+    points: Sequence[tuple[int, ...]] = ()
 
     def __repr__(self) -> str:
         parts = {"train": self.train, "validation": self.validation, "test": self.test, "unknown": self.unknown}
@@ -151,6 +153,11 @@ class Data:
     def target_names(self) -> list[str]:
         """The name of each output of a regression."""
         return name_targets(self.target, self.outputs)
+
+    @property
+    def point_names(self) -> list[list[str]]:
+        """The names of the coordinates of each point."""
+        return [[self.target_names[column] for column in point] for point in self.points]
 
 
 def name_targets(target: str | None, outputs: int) -> list[str]:
@@ -199,6 +206,23 @@ class FileReader(Protocol):
 
     def find_units(self, targets: Sequence[str]) -> dict[str, str]:
         """The units of those targets that have a known one."""
+        ...
+
+
+@runtime_checkable
+class PointReader(FileReader, Protocol):
+    """A reader of files for a network some of whose targets are points, as fractions of the image's size."""
+
+    def find_points(self, targets: Sequence[str]) -> list[tuple[int, ...]]:
+        """Which targets are the coordinates of each point: (x, y) or (x, y, z)."""
+        ...
+
+    def measure(self, path: Path) -> tuple[float, ...]:
+        """What a fraction of each axis is multiplied by to be in its unit."""
+        ...
+
+    def show(self, path: Path) -> Tensor:
+        """The file as it is drawn under its points: (3, height, width) in uint8, or (X, Y, Z)."""
         ...
 
 

@@ -123,7 +123,7 @@ class ImageFiles:
         Raises:
             TensorDropoutError: if some cannot be read, with their names.
         """
-        return np.array(self.decode_all(lambda _, stream: _read_size(stream)), dtype=np.float64)
+        return np.array(self.decode_all(lambda _, stream: read_size(stream)), dtype=np.float64)
 
     def check(self) -> None:
         """Decode every image once.
@@ -148,8 +148,8 @@ class ImageFiles:
             return decode(io.BytesIO(data))
         except Exception as error:
             raise TensorDropoutError(
-                f"{self.where}: {self.names[number]} cannot be read ({_say(error)}); replace it, or delete it and its "
-                "row"
+                f"{self.where}: {self.names[number]} cannot be read ({describe_failure(error)}); replace it, or delete "
+                "it and its row"
             ) from error
 
     def decode_all(self, decode: Callable[[int, BinaryIO], Result], task: str = "checking images") -> list[Result]:
@@ -169,7 +169,7 @@ class ImageFiles:
             try:
                 return decode(number, io.BytesIO(self.read(number)))
             except Exception as error:  # decoders raise anything on damaged files
-                errors[self.names[number]] = _say(error)
+                errors[self.names[number]] = describe_failure(error)
                 return None
 
         with show_progress(task, len(self)) as advance, ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -204,12 +204,14 @@ def read_volume(stream: BinaryIO) -> Tensor:
     return volume.movedim(3, 0).contiguous()
 
 
-def _say(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
+    """Why a decoder failed, in a few words."""
     words = (str(error).strip().splitlines() or [""])[0]
     return "it is no picture of a known format" if "cannot identify image" in words else words or type(error).__name__
 
 
-def _read_size(stream: BinaryIO) -> tuple[int, int]:
+def read_size(stream: BinaryIO) -> tuple[int, int]:
+    """Width and height of a picture as it is shown, upright; from its header."""
     from PIL import ExifTags, Image
 
     with Image.open(stream) as picture:

@@ -96,13 +96,6 @@ class Table:
             labels=None if self.labels is None else [self.labels[row] for row in rows],
         )
 
-    def choose(self, columns: Sequence[str]) -> Table:
-        """The table with these targets only, in this order."""
-        if self.values is None:
-            return self
-        place = [self.columns.index(column) for column in columns]
-        return replace(self, columns=list(columns), values=self.values[:, place])
-
 
 def find_points(columns: Sequence[str]) -> list[tuple[int, ...]]:
     """Which columns are the coordinates of points, by their names.
@@ -144,11 +137,12 @@ def find_lone_columns(columns: Sequence[str]) -> list[str]:
 # Reading.
 
 
-def read_table(path: str | Path, *, task: Task | None = None) -> Table:
+def read_table(path: str | Path, *, task: Task | None = None, target: str | Sequence[str] | None = None) -> Table:
     """Read a ``points.csv``.
 
     Args:
         path: the file.
+        target: a column, or several; None takes all but file and group. Others may hold anything.
         task: "classification" takes a column of numbers for class names; None decides by what is written.
 
     Raises:
@@ -167,22 +161,36 @@ def read_table(path: str | Path, *, task: Task | None = None) -> Table:
         raise TensorDropoutError(
             f"{path}: line {rows[groups.index('')][0]} has an empty group; name one, or leave the column out"
         )
-    columns = [column for column in header if column not in ("file", "group")]
-    if not columns:
-        raise TensorDropoutError(f"{path}: there is no column with targets, only {', '.join(header)}. {FORMAT}")
+    columns = _choose_columns(path, header, target)
     texts = [[cells[place[column]] for column in columns] for _, cells in rows]
     if len(columns) == 1 and (task == "classification" or (task is None and not _has_number(texts))):
         labels = ["" if text.lower() in _NO_VALUE else text for (text,) in texts]
         return Table(path, files, groups, columns, None, labels)
     if task == "classification":
         raise TensorDropoutError(
-            f"{path}: classes are one column, here there are {len(columns)}: {', '.join(columns[:5])}; keep one"
+            f"{path}: classes are one column, here there are {len(columns)}: {name_some(columns)}; choose one as target"
         )
     values = [
         [_read_number(path, text, column, line) for text, column in zip(texts_of_row, columns, strict=True)]
         for texts_of_row, (line, _) in zip(texts, rows, strict=True)
     ]
     return Table(path, files, groups, columns, np.array(values, dtype=np.float64), None)
+
+
+def _choose_columns(path: Path, header: list[str], target: str | Sequence[str] | None) -> list[str]:
+    """The targets."""
+    there = [column for column in header if column not in ("file", "group")]
+    if not there:
+        raise TensorDropoutError(f"{path}: there is no column with targets, only {', '.join(header)}. {FORMAT}")
+    columns = there if target is None else [target] if isinstance(target, str) else list(target)
+    for column in columns:
+        if column not in there:
+            near = difflib.get_close_matches(column, there, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise TensorDropoutError(f"{path}: there is no target {column!r}; {hint}there are {name_some(there)}")
+    if not columns or len(set(columns)) < len(columns):
+        raise TensorDropoutError(f"{path}: the targets are {', '.join(columns) or 'none'}; name each column once")
+    return columns
 
 
 def _read_cells(path: Path) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -279,8 +287,8 @@ def _read_number(path: Path, text: str, column: str, line: int) -> float:
     value = float(text) if _is_number(text) else math.inf
     if not math.isfinite(value):
         raise TensorDropoutError(
-            f"{path}: line {line}, column {column!r}: {text!r} is not a number; correct it, or leave the cell empty if "
-            "it is missing (classes are one column of names only)"
+            f"{path}: line {line}, column {column!r}: {text!r} is not a number; correct it, leave the cell empty if it "
+            "is missing, or choose other columns as target (classes are one column, chosen alone)"
         )
     return value
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from tensor_dropout_lab.data.base import (
     choose,
     split_groups,
 )
-from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, ImageFiles, read_volume
+from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, ImageFiles, describe_failure, read_size, read_volume
 from tensor_dropout_lab.data.imagefolder import build_prepare, decode_picture
 from tensor_dropout_lab.data.points_table import Table, find_lone_columns, find_points, match_files, read_table
 from tensor_dropout_lab.extras import import_extra
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from tensor_dropout_lab.explanation_figures import View
+
+Result = TypeVar("Result")
 
 LAYOUT = (
     "Expected: ROOT/points.csv with the columns file, group (if any) and the targets, and the images in "
@@ -109,17 +111,17 @@ def load_table(
     """
     choose("table", "normalize", normalize, ("channel", "image"))
     base = _find_root(root)
-    chosen = _choose_columns(read_table(_find_table(base, table), task=task), target)
-    matched, found = match_files(chosen, _find_images(base, images), units=units, missing=missing)
+    whole = read_table(_find_table(base, table), task=task, target=target)
+    matched, found = match_files(whole, _find_images(base, images), units=units, missing=missing)
     if found.are_volumes:
         import_extra("nibabel", "table")
         _check_volume_points(matched)
     else:
         import_extra("PIL.Image", "table")
-    changes = _build_augment(matched, base, shift, zoom, rotation, flip, mirrored) if augment else None
     shape = _find_shape(found, size)
-    parts = _split(matched, folds=folds, fold=fold, test=test, validation=validation, seed=seed)
+    changes = _build_augment(matched, base, len(shape) - 1, shift, zoom, rotation, flip, mirrored) if augment else None
     targets = _list_targets(matched)
+    parts = _split(matched, targets, folds=folds, fold=fold, test=test, validation=validation, seed=seed)
     in_memory = math.prod(shape) * len(found) * (4 if found.are_volumes else 1) <= memory * 1e9
     train, validated, tested = (_build_split(found, targets, rows, shape, in_memory) for rows in parts)
     assert train is not None
@@ -139,6 +141,7 @@ def load_table(
         simulated=simulated,
         provenance=provenance or _describe_source(base, matched, found),
         bounds=None if found.are_volumes else (0.0, 255.0),
+        points=matched.points,
     )
 
 
@@ -173,10 +176,10 @@ def _find_images(root: Path, images: str | Path | None) -> Path:
 
 def _find_given(root: Path, option: str, given: str | Path) -> Path:
     path = Path(given).expanduser()
-    for place in (path, root / path):
+    for place in (root / path, path):
         if place.exists():
             return place
-    raise TensorDropoutError(f"table: {option} is {path}, and neither that nor {root / path} is there")
+    raise TensorDropoutError(f"table: {option} is {path}, and neither {root / path} nor {path} is there")
 
 
 def _describe_source(root: Path, table: Table, images: ImageFiles) -> str:
@@ -186,21 +189,6 @@ def _describe_source(root: Path, table: Table, images: ImageFiles) -> str:
 
 
 # Targets.
-
-
-def _choose_columns(table: Table, target: str | Sequence[str] | None) -> Table:
-    """The table with these columns of numbers only."""
-    if target is None:
-        return table
-    wanted = [target] if isinstance(target, str) else list(target)
-    for column in wanted:
-        if column not in table.columns:
-            raise TensorDropoutError(
-                f"{table.path}: there is no column {column!r}, only {', '.join(table.columns[:8])}; set target"
-            )
-    if len(set(wanted)) < len(wanted):
-        raise TensorDropoutError(f"table: the targets are {', '.join(wanted)}; name each column once")
-    return table.choose(wanted)
 
 
 def _list_targets(table: Table) -> Tensor:
@@ -213,10 +201,7 @@ def _list_targets(table: Table) -> Tensor:
         number = {name: i for i, name in enumerate(table.classes)}
         return torch.tensor([number[label] for label in table.labels])
     values = torch.from_numpy(table.values).float()
-    unknown = values.isnan().all(0)
-    if unknown.any():
-        column = table.columns[int(unknown.int().argmax())]
-        raise TensorDropoutError(f"{table.path}: the column {column!r} is empty; fill it, or name others as target")
+    _require_values(table, values)
     return values[:, 0] if values.shape[1] == 1 else values
 
 
@@ -229,35 +214,46 @@ def _check_volume_points(table: Table) -> None:
         )
 
 
-def _split(table: Table, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _split(table: Table, targets: Tensor, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     """The rows to train on, validate on and test on; rows with a missing target are only trained on."""
-    if table.values is None:
-        values = torch.tensor([table.classes.index(label) for label in table.labels or []], dtype=torch.float64)
-    else:
-        values = torch.from_numpy(table.values[:, 0].copy())
+    columns = targets.reshape(len(targets), -1).double()
     noun = "rows" if table.groups is None else "groups"
-    train, *held = split_groups(table.groups or table.files, values, what="table", noun=noun, **settings)
-    if table.values is None:
-        return train, held[0], held[1]
-    whole = torch.from_numpy(~np.isnan(table.values).any(axis=1))
-    kept = [rows[whole[rows]] for rows in held]
-    for name, before, after in zip(("validate", "test"), held, kept, strict=True):
-        lost = len(before) - len(after)
-        if lost and not len(after):
-            raise TensorDropoutError(
-                f"table: every row of {table.path.name} to {name} on lacks a target; fill them, or choose columns that "
-                "are whole with target"
-            )
-        if lost:
-            warnings.warn(
-                f"table: {lost} of {len(before)} rows to {name} on lack a target and are left out", stacklevel=4
-            )
-    return train, kept[0], kept[1]
+    train, validated, tested = split_groups(
+        table.groups or table.files, columns[:, 0], what="table", noun=noun, **settings
+    )
+    _require_values(table, columns[train], "of the training part")
+    missing = columns.isnan().any(1)
+    return train, _leave_out(validated, missing, table, "validate"), _leave_out(tested, missing, table, "test")
+
+
+def _leave_out(rows: Tensor, missing: Tensor, table: Table, verb: str) -> Tensor:
+    """The rows of which no target is missing; warns of the others."""
+    kept = rows[~missing[rows]]
+    if len(kept) == len(rows):
+        return rows
+    if not len(kept):
+        raise TensorDropoutError(
+            f"{table.path}: every row to {verb} on lacks a target; fill them, or choose whole columns as target"
+        )
+    lost = len(rows) - len(kept)
+    warnings.warn(f"table: {lost} of {len(rows)} rows to {verb} on lack a target and are left out", stacklevel=5)
+    return kept
+
+
+def _require_values(table: Table, columns: Tensor, where: str = "") -> None:
+    unknown = columns.isnan().all(0)
+    if unknown.any():
+        column = table.columns[int(unknown.int().argmax())]
+        raise TensorDropoutError(
+            f"{table.path}: the column {column!r} is empty in all rows {where}".rstrip()
+            + "; fill it, or choose other columns as target"
+        )
 
 
 def _build_augment(
     table: Table,
     root: Path,
+    axes: int,
     shift: float,
     zoom: float,
     rotation: float,
@@ -278,11 +274,11 @@ def _build_augment(
             names = ", ".join(table.columns[point[0]] for point in table.points[:4])
             raise TensorDropoutError(
                 f"table: in a mirrored image some points change places ({names}, …: the left eye is a right one then); "
-                'set mirrored to pairs such as [["*0", "*1"]], or to [] if none does'
+                'set mirrored to pairs such as [["*0", "*1"]], of a box to [["xmin", "xmax"]], or to [] if none does'
             )
         pairs = read_pairs(_find_given(root, "mirrored", mirrored)) if isinstance(mirrored, Path) else mirrored or []
         order = mirror_columns(table.columns, table.points, pairs)
-    return MovePoints(table.points, rotation=rotation, zoom=zoom, shift=shift, mirrored=order)
+    return MovePoints(axes, table.points, rotation=rotation, zoom=zoom, shift=shift, mirrored=order)
 
 
 # Images.
@@ -317,7 +313,12 @@ def resize_picture(picture: Image, shape: Sequence[int]) -> Tensor:
 
     height, width = shape[1:]
     resized = picture if picture.size == (width, height) else picture.resize((width, height), Resampling.BILINEAR)
-    return torch.from_numpy(np.array(resized)).permute(2, 0, 1).contiguous()
+    return read_pixels(resized)
+
+
+def read_pixels(picture: Image) -> Tensor:
+    """(3, height, width) in uint8."""
+    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
 
 
 def resize_volume(volume: Tensor, shape: Sequence[int]) -> Tensor:
@@ -409,6 +410,7 @@ class TableReader:
     ) -> None:
         self.shape, self.are_volumes = tuple(input_shape), len(input_shape) == 4
         self.endings = VOLUMES if self.are_volumes else PICTURES
+        self.in_pixels = options.get("units") == "pixels"
         import_extra("nibabel" if self.are_volumes else "PIL.Image", "table")
         self.prepare = StandardizeImages() if self.are_volumes else build_prepare(options.get("normalize", "channel"))
 
@@ -432,18 +434,44 @@ class TableReader:
         return slice_volume(x[0, 0].double(), grid) if self.are_volumes else view_picture(self._decode(path), grid)
 
     def find_units(self, targets: Sequence[str]) -> dict[str, str]:
-        """Of the coordinates of points: fractions of what."""
-        sides = ("width", "depth", "height") if self.are_volumes else ("width", "height", "depth")
-        return {
-            targets[column]: f"of the {side}"
-            for point in find_points(targets)
-            for column, side in zip(point, sides, strict=False)
-        }
+        """Of the coordinates of points: pixels, or fractions of what."""
+        sides = ("width", "depth", "height") if self.are_volumes else ("width", "height")
+        units = ["pixels"] * 2 if self.in_pixels else [f"of the {side}" for side in sides]
+        points = find_points(targets)
+        return {targets[column]: unit for point in points for column, unit in zip(point, units, strict=False)}
+
+    def find_points(self, targets: Sequence[str]) -> list[tuple[int, ...]]:
+        """Which targets are the coordinates of each point."""
+        return [point[: len(self.shape) - 1] for point in find_points(targets)]
+
+    def measure(self, path: Path) -> tuple[float, ...]:
+        """Width and height of the picture in pixels, if points were given in pixels; else ones."""
+        if not self.in_pixels:
+            return (1.0,) * (len(self.shape) - 1)
+        width, height = self._open(path, read_size)
+        return float(width), float(height)
+
+    def show(self, path: Path) -> Tensor:
+        """The whole picture, upright, (3, height, width) in uint8; or the first channel of a volume, (X, Y, Z)."""
+        if self.are_volumes:
+            return self._open(path, read_volume)[0]
+        return read_pixels(self._open(path, decode_picture))
 
     def _decode(self, path: Path) -> Tensor:
-        image = ImageFiles(path.parent, [path.name]).decode_as(0, lambda stream: decode_image(stream, self.shape))
+        image = self._open(path, lambda stream: decode_image(stream, self.shape))
         if image.shape[0] != self.shape[0]:
             raise TensorDropoutError(
                 f"{path} has {image.shape[0]} channels, the network was trained on {self.shape[0]}; convert it"
             )
         return image
+
+    def _open(self, path: Path, decode: Callable[[BinaryIO], Result]) -> Result:
+        try:
+            with path.open("rb") as stream:
+                return decode(stream)
+        except Exception as error:  # decoders raise anything on damaged files
+            kind = "volume" if self.are_volumes else "picture"
+            raise TensorDropoutError(
+                f"{path} cannot be read as a {kind} ({describe_failure(error)}); this network takes "
+                f"{', '.join(self.endings)}"
+            ) from error

@@ -50,16 +50,19 @@ class TaskLoss(nn.Module):
         if self.task == "classification":
             loss = F.cross_entropy(outputs, y, label_smoothing=self.label_smoothing)
             return loss, (outputs.argmax(1) == (y if y.ndim == 1 else y.argmax(1))).sum()
-        y = y.reshape(outputs.shape)
-        if self.may_miss:
-            return self._measure_known(outputs, y)
+        y, known = y.reshape(outputs.shape), self.find_known(y)
+        if known is not None:
+            return self._measure_known(outputs, y, known)
         loss = F.mse_loss(outputs, ((y - self.mean) / self.std).to(outputs.dtype))
         return loss, (self.std * outputs + self.mean - y).abs().mean(1).sum()
 
-    def _measure_known(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def find_known(self, y: Tensor) -> Tensor | None:
+        """Which targets are there, (B, outputs); None if none can be missing."""
+        return ~y.reshape(len(y), -1).isnan() if self.may_miss else None
+
+    def _measure_known(self, outputs: Tensor, y: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """As ``forward``, over the targets that are there; no shape depends on how many."""
-        known = ~y.isnan()
-        standardized = torch.where(known, (y - self.mean) / self.std, 0).to(outputs.dtype)
+        standardized = ((y - self.mean) / self.std).to(outputs.dtype)
         errors = torch.where(known, outputs - standardized, 0)
         loss = errors.square().sum() / known.sum().clamp(min=1)
         counted = (self.std * errors).abs().sum(1) / known.sum(1).clamp(min=1)
@@ -177,7 +180,7 @@ class Step:
         penalty = None
         with autocast(self.device, self.dtype):
             if self.config.run.loss == "expected":
-                outputs, penalty = expect(network, x, self.task_loss.task)
+                outputs, penalty = expect(network, x, self.task_loss.task, self.task_loss.find_known(y))
             else:
                 outputs = network(x)
         loss, counted = self.task_loss(outputs if self.dtype == torch.float64 else outputs.float(), y)
