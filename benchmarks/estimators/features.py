@@ -43,14 +43,14 @@ def read_table(path: Path) -> tuple[list[str], np.ndarray, np.ndarray]:
     return [row[0] for row in rows], np.array([row[1] for row in rows]), targets
 
 
-def read_images(archive: Path, names: list[str]) -> np.ndarray:
-    """All images as (n, 3, 224, 224) uint8."""
+def read_images(archive: Path, names: list[str], side: int = SIZE) -> np.ndarray:
+    """These images as (n, 3, side, side) uint8."""
     with tarfile.open(archive) as tar:
         members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
         images = []
         for name in names:
             image = Image.open(io.BytesIO(tar.extractfile(members[name]).read())).convert("RGB")
-            images.append(np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR)))
+            images.append(np.asarray(image.resize((side, side), Image.Resampling.BILINEAR)))
     return np.stack(images).transpose(0, 3, 1, 2)
 
 
