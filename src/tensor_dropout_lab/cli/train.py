@@ -40,7 +40,10 @@ def train(
     ] = None,
     root: Annotated[str | None, typer.Option(help="The folder of the data.")] = None,
     target: Annotated[
-        str | None, typer.Option(help="The column to predict (nifti); several with commas.", show_default="age")
+        str | None,
+        typer.Option(
+            help="The column to predict (nifti, table); several with commas.", show_default="nifti: age, table: all"
+        ),
     ] = None,
     net: Annotated[
         str | None, typer.Option(help=f"The network: {describe_families()}.", show_default="by data")
@@ -131,20 +134,25 @@ def _name_folder(config: "Config") -> Path:
 def _show_result(result: dict[str, Any], folder: Path) -> None:
     import os
 
+    from tensor_dropout_lab.training.runs import split_targets
+
     if os.environ.get("RANK", "0") != "0":
         return
+    points, labels = result.get("points", []), {"distance": "mean distance in % of the image side"}
     for part in ("validation", "test"):
-        for target, found in _split_targets(result.get(part, {})).items():
+        for target, found in split_targets(result.get(part, {}), points).items():
             known = {name: value for name, value in found.items() if value is not None}
-            numbers = "  ".join(f"{name} {value:.4g}" for name, value in known.items())
+            numbers = "  ".join(f"{labels.get(name, name)} {value:.4g}" for name, value in known.items())
             if numbers:
                 typer.echo(f"{part}{target and f', {target}'}: {numbers}")
     if "baselines" in result:
         names = {"mean": "the mean of the training targets", "ridge": "ridge regression on the inputs"}
-        baselines = {name: _split_targets(found) for name, found in result["baselines"].items()}
-        for target in baselines["mean"]:
-            numbers = "  ".join(f"{names[name]} {found[target]['mae']:.4g}" for name, found in baselines.items())
-            typer.echo(f"mae{target and f' of {target}'} on the same test examples: {numbers}")
+        baselines = {name: split_targets(found, points) for name, found in result["baselines"].items()}
+        for target, scores in baselines["mean"].items():
+            metric = "distance" if "distance" in scores else "mae"
+            numbers = "  ".join(f"{names[name]} {found[target][metric]:.4g}" for name, found in baselines.items())
+            said = f"{labels.get(metric, metric)}{target and f' of {target}'}"
+            typer.echo(f"{said} on the same test examples: {numbers}")
         if "ridge" not in result["baselines"]:
             typer.echo(
                 "(no ridge regression: it needs 3 to 2,000 pictures or volumes in memory, see data.options.memory)"
@@ -156,12 +164,6 @@ def _show_result(result: dict[str, Any], folder: Path) -> None:
     for name in ("config.toml", "run.json", "metrics.jsonl", "result.json", "predictions.csv", "model.safetensors"):
         if (folder / name).is_file():
             typer.echo(f"  {folder / name}")
-
-
-def _split_targets(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The numbers of each of several targets by its name; else all of them, under no name."""
-    targets: dict[str, dict[str, Any]] = found.get("targets", {"": found})
-    return targets
 
 
 def ls(

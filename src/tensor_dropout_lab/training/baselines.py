@@ -155,11 +155,11 @@ def score_baselines(data: Data, mean: Tensor) -> tuple[dict[str, Any], Tensor | 
     """
     assert data.test is not None
     y = _columns(data.test.targets).float()
-    scores = {"mean": summarize_outputs(Outcome(mean.expand(y.shape), y), "regression", data.target_names)}
+    scores = {"mean": summarize_outputs(Outcome(mean.expand(y.shape), y), "regression", data.target_names, data.points)}
     ridge = predict_ridge(data)
     if ridge is None:
         return scores, None
     predictions = ridge.predictions.float().cpu()
     chosen = {"cube": ridge.cube, "penalty": ridge.penalty, "leave_one_out_mae": ridge.error}
-    scores["ridge"] = summarize_outputs(Outcome(predictions, y), "regression", data.target_names) | chosen
+    scores["ridge"] = summarize_outputs(Outcome(predictions, y), "regression", data.target_names, data.points) | chosen
     return scores, predictions

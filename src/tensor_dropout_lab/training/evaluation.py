@@ -98,7 +98,9 @@ def describe_outputs(outcome: Outcome, task: Task) -> dict[str, np.ndarray]:
     return {name: values.double().numpy() for name, values in arrays.items()}
 
 
-def summarize_outputs(outcome: Outcome, task: Task, names: Sequence[str] = ()) -> dict[str, Any]:
+def summarize_outputs(
+    outcome: Outcome, task: Task, names: Sequence[str] = (), points: Sequence[Sequence[int]] = ()
+) -> dict[str, Any]:
     """The metrics of an outcome, by :func:`tensor_dropout.metrics.registry.summarize`; NaN if an output is not finite.
 
     Args:
@@ -106,6 +108,8 @@ def summarize_outputs(outcome: Outcome, task: Task, names: Sequence[str] = ()) -
         task: of the data.
         names: of the targets of a regression; of several, those over all of them say little unless they share a unit,
             and those of each are under "targets".
+        points: the targets that are the coordinates of a point, as fractions of the image's size; their mean distance,
+            in percent of its side, is under "distance".
 
     Example:
         >>> logits = torch.tensor([[2.0, 0.0], [0.0, 2.0], [3.0, 0.0], [1.0, 0.0]])
@@ -117,6 +121,10 @@ def summarize_outputs(outcome: Outcome, task: Task, names: Sequence[str] = ()) -
     if len(names) > 1:
         columns = {name: {key: values[:, t : t + 1] for key, values in arrays.items()} for t, name in enumerate(names)}
         summary["targets"] = {name: _summarize_finite(column, task) for name, column in columns.items()}
+    if points:
+        errors = arrays["output"] - arrays["target"]
+        distances = [np.linalg.norm(errors[:, list(point)], axis=1) for point in points]
+        summary["distance"] = 100 * float(np.mean(distances))
     return summary
 
 

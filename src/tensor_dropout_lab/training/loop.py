@@ -288,7 +288,7 @@ class Trainer:
     def summarize(self, outcome: Outcome) -> dict[str, Any]:
         """The numbers of an outcome, with the names of the data's targets."""
         names = self.data.target_names if self.data.task == "regression" else ()
-        return summarize_outputs(outcome, self.data.task, names)
+        return summarize_outputs(outcome, self.data.task, names, self.data.points)
 
     def averaged(self) -> nn.Module:
         """The network as it is evaluated."""
@@ -362,6 +362,7 @@ class Trainer:
         result: dict[str, Any] = {
             "task": self.data.task,
             "target": self.data.target,
+            **({"points": self.data.point_names} if self.data.points else {}),
             "classes": self.data.classes,
             "epochs": self.config.run.epochs,
             "steps": self.steps,

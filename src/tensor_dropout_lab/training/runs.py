@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -329,7 +330,8 @@ def _describe_run(folder: RunFolder) -> dict[str, Any]:
     record = json.loads((folder.path / "run.json").read_text(encoding="utf-8"))
     settings, data = record["settings"], record["data"]
     lines, result = folder.metrics(), folder.result()
-    metric = main_metric(result["task"]).name if result else None
+    points = result.get("points", []) if result else []
+    metric = "distance" if points else main_metric(result["task"]).name if result else None
     return {
         "folder": str(folder.path),
         "data": data["name"] + (" (simulated)" if data["simulated"] else ""),
@@ -339,7 +341,7 @@ def _describe_run(folder: RunFolder) -> dict[str, Any]:
         "epochs": f"{lines[-1]['epoch'] if lines else 0}/{settings['run.epochs']}",
         "state": "done" if result else _find_state(folder.path),
         "metric": metric,
-        "test": [] if result is None else _list_scores(result.get("test", {}), metric),
+        "test": [] if result is None else _list_scores(split_targets(result.get("test", {}), points), metric),
     }
 
 
@@ -349,5 +351,28 @@ def _find_state(folder: Path) -> str:
 
 def _list_scores(found: dict[str, Any], metric: str | None) -> list[float]:
     """The main number of a part, or that of each target; what is no number, in a damaged record, is left out."""
-    numbers = [each.get(metric) for each in found.get("targets", {"": found}).values()]
+    numbers = [each.get(metric) for each in found.values()]
     return [number for number in numbers if isinstance(number, int | float)]
+
+
+def split_targets(found: dict[str, Any], points: Sequence[Sequence[str]] = ()) -> dict[str, dict[str, Any]]:
+    """The numbers of each of several targets by its name; of points those of all of them; else all, under no name.
+
+    Args:
+        found: the numbers of a part.
+        points: the names of the coordinates of each point, as the result has them.
+
+    Example:
+        >>> ages = {"mae": 3.0, "targets": {"age": {"mae": 5.0}, "x": {"mae": 0.1}, "y": {"mae": 0.1}}, "distance": 2.5}
+        >>> split_targets(ages, [["x", "y"]])
+        {'1 point': {'distance': 2.5}, 'age': {'mae': 5.0}}
+        >>> split_targets({"mae": 3.0})
+        {'': {'mae': 3.0}}
+    """
+    targets: dict[str, dict[str, Any]] = found.get("targets", {"": found})
+    if not points:
+        return targets
+    coordinates = {name for point in points for name in point}
+    name = f"{len(points)} point{'s' if len(points) > 1 else ''}"
+    located = {name: {"distance": found["distance"]}} if "distance" in found else {}
+    return located | {name: numbers for name, numbers in targets.items() if name not in coordinates}

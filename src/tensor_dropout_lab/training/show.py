@@ -16,7 +16,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.registry import main_metric
 from tensor_dropout_lab.data.base import Data
 from tensor_dropout_lab.training.config import Config
-from tensor_dropout_lab.training.runs import flatten
+from tensor_dropout_lab.training.runs import flatten, split_targets
 
 _EVERY = 0.5  # seconds between looks at the device
 
@@ -110,8 +110,10 @@ class Reporter:
         """The main metric in training and validation; of several targets, which may have several units, of each."""
         name, summary = self.metric.name, line.get("validation")
         if self.several:
-            scores = "" if summary is None else ", ".join(f"{k} {v[name]:.4g}" for k, v in summary["targets"].items())
-            return f"  validation {name}: {scores}" if scores else ""
+            targets = {} if summary is None else split_targets(summary, self.data.point_names)
+            scores = [f"{target} {found[name]:.4g}" for target, found in targets.items() if name in found]
+            distance = "" if "distance" not in (summary or {}) else f"  validation distance {summary['distance']:.4g} %"
+            return f"{distance}  validation {name}: {', '.join(scores)}" if scores else distance
         validation = "" if summary is None else f"  validation {summary[name]:.2f}"
         return f"  {name} {line[name]:.2f}{validation}"
 
