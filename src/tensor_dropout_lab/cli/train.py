@@ -18,6 +18,7 @@ _SHORT = {
     "data": "data.name",
     "root": "data.root",
     "target": "data.options.target",
+    "units": "data.options.units",
     "net": "net.name",
     "weights": "net.weights",
     "head": "net.head",
@@ -44,6 +45,9 @@ def train(
         typer.Option(
             help="The column to predict (nifti, table); several with commas.", show_default="nifti: age, table: all"
         ),
+    ] = None,
+    units: Annotated[
+        str | None, typer.Option(help="Of points (table): fractions or pixels.", show_default="fractions")
     ] = None,
     net: Annotated[
         str | None, typer.Option(help=f"The network: {describe_families()}.", show_default="by data")
@@ -87,6 +91,8 @@ def train(
       tensor-dropout train --data digits --head rtrl-cp
 
       tensor-dropout train --data nifti --root FOLDER --target age --head rtrl-tucker --rank 128,3,4,4,1
+
+      tensor-dropout train --data table --root FOLDER --units pixels --set data.options.size=128
 
       tensor-dropout train --data imagefolder --root FOLDER --net timm:convnext_tiny --weights convnext.safetensors
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 VOLUMES = (".nii", ".nii.gz")
 _NAMED = 5
+_HEADER = 540  # bytes, of NIfTI-2; of NIfTI-1 348
 _GZIP = b"\x1f\x8b"
 _NIFTI_2 = (b"\x1c\x02\0\0", b"\0\0\x02\x1c")  # the size of its header, 540, in either order of bytes
 
@@ -197,11 +198,34 @@ def read_volume(stream: BinaryIO) -> Tensor:
     data = gzip.decompress(data) if data.startswith(_GZIP) else data
     kind: Any = nibabel.Nifti2Image if data.startswith(_NIFTI_2) else nibabel.Nifti1Image
     image: Any = nibabel.as_closest_canonical(kind.from_bytes(data))
-    volume = torch.from_numpy(np.asarray(image.dataobj, dtype=np.float32))
+    volume = torch.from_numpy(np.ascontiguousarray(image.dataobj, dtype=np.float32))
     volume = volume[..., None] if volume.ndim == 3 else volume
     if volume.ndim != 4 or not bool(volume.isfinite().all()):
         raise ValueError(f"a volume has 3 axes, or 4 with the channels last, all finite; got {tuple(volume.shape)}")
     return volume.movedim(3, 0).contiguous()
+
+
+def measure_volume(stream: BinaryIO) -> tuple[int, ...]:
+    """The shape of :func:`read_volume`, (C, X, Y, Z), from the header alone.
+
+    Raises:
+        ValueError: if it has other axes; nibabel raises other errors too.
+    """
+    import nibabel
+
+    head = stream.read(_HEADER)
+    if head.startswith(_GZIP):
+        stream.seek(0)
+        head = gzip.GzipFile(fileobj=stream).read(_HEADER)
+    kind: Any = nibabel.Nifti2Header if head.startswith(_NIFTI_2) else nibabel.Nifti1Header
+    header = kind(head[: kind.sizeof_hdr])
+    shape = header.get_data_shape()
+    if len(shape) not in (3, 4):
+        raise ValueError(f"a volume has 3 axes, or 4 with the channels last; got {shape}")
+    ordered = [1, *shape[:3]] if len(shape) == 3 else [shape[3], *shape[:3]]
+    for axis, (target, _) in enumerate(nibabel.io_orientation(header.get_best_affine())):
+        ordered[1 + int(target)] = shape[axis]
+    return tuple(int(cells) for cells in ordered)
 
 
 def describe_failure(error: Exception) -> str:

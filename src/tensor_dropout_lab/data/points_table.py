@@ -262,8 +262,8 @@ def _refuse_twice(path: Path, files: list[str], lines: list[int]) -> None:
     if twice:
         where = [str(line) for line, file in zip(lines, files, strict=True) if file == twice[0]]
         raise TensorDropoutError(
-            f"{path}: {len(twice)} files have more than one row: {name_some(twice)} "
-            f"({twice[0]} in lines {', '.join(where[:5])}); keep one row for each"
+            f"{path}: files with more than one row: {name_some(twice)} ({twice[0]} in lines {', '.join(where[:5])}); "
+            "keep one row for each"
         )
 
 

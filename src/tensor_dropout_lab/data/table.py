@@ -25,7 +25,15 @@ from tensor_dropout_lab.data.base import (
     choose,
     split_groups,
 )
-from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, ImageFiles, describe_failure, read_size, read_volume
+from tensor_dropout_lab.data.image_files import (
+    PICTURES,
+    VOLUMES,
+    ImageFiles,
+    describe_failure,
+    measure_volume,
+    read_size,
+    read_volume,
+)
 from tensor_dropout_lab.data.imagefolder import build_prepare, decode_picture
 from tensor_dropout_lab.data.points_table import Table, find_lone_columns, find_points, match_files, read_table
 from tensor_dropout_lab.extras import import_extra
@@ -289,14 +297,15 @@ def _find_shape(images: ImageFiles, size: int | Sequence[int] | None) -> tuple[i
     axes = 3 if images.are_volumes else 2
     given = None if size is None else check_size("table", [size] * axes if isinstance(size, int) else size, axes)
     if images.are_volumes:
-        shapes = images.decode_all(lambda _, stream: tuple(read_volume(stream).shape))
+        shapes = images.decode_all(lambda _, stream: measure_volume(stream))
     else:
         shapes = [(3, int(height), int(width)) for width, height in images.measure()]
     different = [shape if given is None else shape[:1] for shape in shapes]
     if len(set(different)) > 1:
         other = next(number for number, shape in enumerate(different) if shape != different[0])
+        words = "channels×x×y×z" if images.are_volumes else "channels×height×width"
         raise TensorDropoutError(
-            f"table: the images in {images.where} have {len(set(different))} sizes: {images.names[0]} has "
+            f"table: the images in {images.where} have {len(set(different))} sizes ({words}): {images.names[0]} has "
             f"{_format(shapes[0])}, {images.names[other]} {_format(shapes[other])}; "
             + ("set size, such as size=128, and all are resized" if given is None else "convert them to one")
         )
