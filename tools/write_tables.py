@@ -6,11 +6,14 @@ fails if one is not what the records say. Intervals of single cells and the rest
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tempfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from shrink_png import shrink_png
 
@@ -44,25 +47,55 @@ def _figures() -> Path:
 
 
 def render(name: str) -> str:
-    """The Markdown of a table: "headline K", "position PART", or "EXPERIMENT K", the K-th of an experiment, from 0.
+    """The Markdown of a table: "headline K", "BENCHMARK PART", or "EXPERIMENT K", the K-th of an experiment, from 0.
 
     Raises:
         KeyError: if there is none.
     """
     experiment, _, number = name.partition(" ")
-    if experiment == "position":
-        return render_position(number)
+    if experiment in BENCHMARKS:
+        return BENCHMARKS[experiment](number)
     tables = make_headlines() if experiment == "headline" else load_section(experiment).tables
     return render_table(tables[int(number)])
+
+
+def load_benchmark(name: str) -> Any:
+    """A module of benchmarks/estimators."""
+    sys.path.append(str(ROOT / "benchmarks" / "estimators"))
+    return import_module(name)
 
 
 @cache
 def render_position(part: str) -> str:
     """A part of the report of benchmarks/estimators/position.py."""
-    sys.path.append(str(ROOT / "benchmarks" / "estimators"))
-    import position
-
+    position = load_benchmark("position")
     return position.render(part, position.read_record(ROOT / position.RECORD))
+
+
+@cache
+def render_others(part: str) -> str:
+    """The errors, or the table of a data set, of benchmarks/estimators/against_others.py."""
+    others = load_benchmark("against_others")
+    return others.render(part, others.read_record(ROOT / others.RECORD))
+
+
+@cache
+def render_fits(part: str) -> str:
+    """A part of the report of benchmarks/estimators/fits.py; "cuda PART" is that of the GPU."""
+    fits = load_benchmark("fits")
+    device, _, rest = part.partition(" ")
+    path = ROOT / fits.RECORDS["cuda" if device == "cuda" else "cpu"]
+    return fits.render(rest if device == "cuda" else part, json.loads(path.read_text(encoding="utf-8")))
+
+
+@cache
+def render_solvers(part: str) -> str:
+    """The summary of benchmarks/estimators/solvers.py, or one of its cells, such as "cp 100"."""
+    solvers = load_benchmark("solvers")
+    return solvers.render(part, json.loads((ROOT / solvers.RECORD).read_text(encoding="utf-8")))
+
+
+BENCHMARKS = {"position": render_position, "others": render_others, "fits": render_fits, "solvers": render_solvers}
 
 
 def make_headlines() -> tuple[Table, Table]:
@@ -107,6 +140,9 @@ def main() -> None:
         path.write_text(update(path.read_text(encoding="utf-8")), encoding="utf-8")
     for experiment in ("cifar100", "cifar100-surface", "cifar100-attacks", "beyond-sizes"):
         load_section(experiment)
+    position = load_benchmark("position")
+    position.draw(position.read_record(ROOT / position.RECORD), ROOT / position.PICTURE)
+    shrink_png(ROOT / position.PICTURE, ROOT / position.PICTURE)
     for name, target in PICTURES.items():
         if (_figures() / name).is_file():
             shrink_png(_figures() / name, ROOT / target)

@@ -605,6 +605,15 @@ def write_report(rows: Rows) -> str:
     return "\n\n".join([*parts, "## Made by", "\n".join(where)])
 
 
+def render(part: str, rows: Rows) -> str:
+    """For the docs: "errors", or the table of a data set."""
+    return (
+        write_errors(rows, [name for name in SETS if any(key[0] == name for key in rows)])
+        if part == "errors"
+        else write_set(rows, part)
+    )
+
+
 def write_errors(rows: Rows, names: list[str]) -> str:
     """A row for each data set, a column for each method."""
 

@@ -38,7 +38,7 @@ from tensor_dropout_lab.run_records import describe_environment
 
 FEATURES = Path("out/features")
 RECORD = Path("results/estimators-position.jsonl")
-PICTURE = Path("results/pictures/estimators-position.png")
+PICTURE = Path("docs/images/estimators-position.png")
 SETS = ("wings", "retina", "faces")
 MAPS = {"block10-7": ("block10", 2), "block10-14": ("block10", 1), "last": ("last", 1)}
 """A file of the set, and how many positions in each direction are averaged into one."""
@@ -158,7 +158,8 @@ def rotate(x: np.ndarray, x_test: np.ndarray, columns: int = 4096) -> tuple[np.n
 
 def score_samples(model: Any, x: np.ndarray, y: np.ndarray) -> float:
     """The criterion of TensorRegressorCV, for standardized targets (n, k): minus the error of a sample, averaged."""
-    return -float(np.sqrt(np.square(model.predict(x) - y).mean(1)).mean())
+    errors = model.predict(x).reshape(y.shape) - y  # of one target some models give (n,)
+    return -float(np.sqrt(np.square(errors).mean(1)).mean())
 
 
 def fit_ridge(
@@ -536,8 +537,15 @@ def write_report(record: dict[Cell, dict[str, Any]]) -> str:
     )
 
 
-DRAWN = {MEAN: ("#999999", ":"), POOLED: ("#8c564b", ":"), RIDGE: ("black", "-"), PLAIN: ("C0", "--"),
-         DEFAULT: ("C1", "-"), SEARCH: ("C3", "-")}  # fmt: skip
+DRAWN = {
+    MEAN: ("predict the mean", "#999999", ":"),
+    POOLED: ("ridge, pooled maps", "#8c564b", ":"),
+    RIDGE: ("ridge, flattened maps", "black", "-"),
+    PLAIN: ("tensor regression without dropout", "C0", "--"),
+    DEFAULT: ("TensorRegressor(), untuned", "C1", "-"),
+    SEARCH: ("TensorRegressorCV()", "C3", "-"),
+}
+TITLES = {"wings": "fly wings, 15 points", "retina": "optic disc, 2 points", "faces": "faces, 68 points"}
 
 
 def draw(record: dict[Cell, dict[str, Any]], path: Path, key: str = "block10-7") -> None:
@@ -547,10 +555,10 @@ def draw(record: dict[Cell, dict[str, Any]], path: Path, key: str = "block10-7")
         panels = figure.subplots(1, len(SETS), squeeze=False)[0]
         for panel, name in zip(panels, SETS, strict=True):
             draw_set({n: rows for (each, map_, n), rows in groups.items() if (each, map_) == (name, key)}, panel)
-            panel.set(title=name, xlabel="training images")
-        panels[0].set_ylabel("mean distance, % of the image side")
+            panel.set(title=TITLES[name], xlabel="labelled images")
+        panels[0].set_ylabel("error: mean distance, % of the image side")
         handles, labels = next((p.get_legend_handles_labels() for p in panels if p.has_data()), ([], []))
-        figure.legend(handles, labels, loc="outside upper left", ncols=len(DRAWN), fontsize=8)
+        figure.legend(handles, labels, loc="outside upper left", ncols=3, fontsize=9)
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=110, format="png")
 
@@ -561,12 +569,12 @@ def draw_set(sizes: dict[int, list[dict[str, Any]]], panel: Any) -> None:
         return
     ns = sorted(sizes)
     ticks: list[float] = []
-    for shift, (method, (color, style)) in enumerate(DRAWN.items()):
+    for shift, (method, (label, color, style)) in enumerate(DRAWN.items()):
         errors = [[row["methods"][method]["error"] for row in sizes[n]] for n in ns]
         means = [float(np.mean(each)) for each in errors]
         half = [mean - seed_interval(each)[0] if len(each) > 1 else 0 for mean, each in zip(means, errors, strict=True)]
         at = [n * 1.012 ** (shift - len(DRAWN) / 2) for n in ns]
-        panel.errorbar(at, means, half, color=color, linestyle=style, marker="o", markersize=3, capsize=2, label=method)
+        panel.errorbar(at, means, half, color=color, linestyle=style, marker="o", markersize=3, capsize=2, label=label)
         ticks += means
     panel.set(xscale="log", yscale="log", xticks=ns, xticklabels=ns)
     panel.minorticks_off()

@@ -276,6 +276,28 @@ def write_report(record: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def render(part: str, record: dict[str, Any]) -> str:
+    """For the docs: "summary", seconds to 5 % / 1 % above the best objective, a row for each cell."""
+    assert part == "summary", part
+    lines = [
+        "| head | n | " + " | ".join(SOLVERS) + " | its stopping rule |",
+        "| --- |" + " ---: |" * (len(SOLVERS) + 2),
+    ]
+    for cell in (cell for cell in record["cells"] if cell["solvers"]):
+        times = [write_times(cell["solvers"].get(name)) for name in SOLVERS]
+        rule = f"{cell['rule']['seconds']:.1f} s, {100 * cell['rule']['above_best']:+.1f} %"
+        lines.append(f"| {' | '.join([cell['head'], str(cell['n']), *times, rule])} |")
+    return "\n".join(lines)
+
+
+def write_times(found: dict[str, Any] | None) -> str:
+    """Seconds to each share above the best."""
+    if found is None:
+        return ""
+    reached = [found["reached"][f"{share:g}"] for share in SHARES]
+    return " / ".join("–" if point is None else f"{point['seconds']:.1f}" for point in reached)
+
+
 def write_cell(cell: dict[str, Any]) -> str:
     """One head at one n."""
     lines = [
