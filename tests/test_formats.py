@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,8 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers import formats
 from tensor_dropout.layers.cp import CPRegression
 from tensor_dropout.layers.formats import FORMATS, Format, find_layer, get_format, register_format
+from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.sklearn import TensorRegressor
 from tensor_dropout_lab.nets.heads import build_head
 
 
@@ -68,6 +71,13 @@ def test_a_format_without_a_decomposition_is_refused_by_name(short):
     with pytest.raises(TensorDropoutError, match="the format 'short' has no decomposition"):
         td.tensorize_(net, torch.randn(2, 3, 4), factorization="short")
     assert isinstance(net[1], torch.nn.Linear)
+
+
+def test_a_format_that_cannot_be_fitted_is_refused_by_name(short, monkeypatch):
+    monkeypatch.setattr(ShortRegression, "finish_projection", TensorRegression.finish_projection, raising=False)
+    x, y = np.random.default_rng(0).normal(size=(20, 4, 3)), np.arange(20.0)
+    with pytest.raises(TensorDropoutError, match="ShortRegression cannot be fitted .*defines no finish_projection"):
+        TensorRegressor("short", rank=2).fit(x, y)
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones():

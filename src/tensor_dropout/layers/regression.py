@@ -56,7 +56,8 @@ class TensorRegression(nn.Module, ABC):
     _kernel: Literal["tucker", "cp"] | None = None
     """The fused head that computes this format on a GPU."""
     channel_parameter: ClassVar[tuple[str, int]] = ("factors.0", 0)
-    """The name of the parameter that meets the channels (the first input mode), and which of its axes they are."""
+    """The name of the parameter that meets the channels (the first input mode), and which of its axes they are; used
+    by fits, with :meth:`finish_projection`."""
     default_modes: ClassVar[Modes] = "all"
     """Which modes a head by name drops where the user does not say."""
     _precise = False
@@ -145,14 +146,6 @@ class TensorRegression(nn.Module, ABC):
         """How x is projected to the rank axes: the number of leading operands absorbed, and the indices left."""
 
     @abstractmethod
-    def finish_projection(self, first: Tensor) -> Tensor:
-        """What :meth:`_exact_moments` and :meth:`output_features` take, from x that has met the first operand.
-
-        Args:
-            first: (K, B, *space), with K the rank axes of the first operand, flattened in their order there.
-        """
-
-    @abstractmethod
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         """Mean and variance (B, O), or covariance (B, O, O), of the flattened output without bias.
 
@@ -209,6 +202,20 @@ class TensorRegression(nn.Module, ABC):
             ``E[z]``, (B, M, K), with M the product of the other output modes; and ``Σ E[z zᵀ]`` over all rows, (K, K).
         """
         raise NotImplementedError(f"{type(self).__name__} has no parameter that holds its outputs alone")
+
+    def finish_projection(self, first: Tensor) -> Tensor:
+        """What :meth:`_exact_moments` and :meth:`output_features` take, from x that has met the first operand.
+
+        Args:
+            first: (K, B, *space), with K the rank axes of the first operand, flattened in their order there.
+
+        Raises:
+            TensorDropoutError: where a format does not define it; the estimators cannot fit it then.
+        """
+        raise TensorDropoutError(
+            f"{type(self).__name__} cannot be fitted by minimizing the expected loss: it defines no finish_projection; "
+            "train it, or choose one of the built-in formats"
+        )
 
     @property
     def printed_exponent(self) -> int | None:
