@@ -76,7 +76,7 @@ def test_a_format_without_a_decomposition_is_refused_by_name(short):
 def test_a_format_that_cannot_be_fitted_is_refused_by_name(short, monkeypatch):
     monkeypatch.setattr(ShortRegression, "finish_projection", TensorRegression.finish_projection, raising=False)
     x, y = np.random.default_rng(0).normal(size=(20, 4, 3)), np.arange(20.0)
-    with pytest.raises(TensorDropoutError, match="ShortRegression cannot be fitted .*defines no finish_projection"):
+    with pytest.raises(TensorDropoutError, match=r"ShortRegression cannot be fitted .*defines no finish_projection"):
         TensorRegressor("short", rank=2).fit(x, y)
 
 
