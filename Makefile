@@ -2,6 +2,7 @@
 #   make test    set up .venv, lint, type-check, run the tests
 #   make demo    set up .venv, run every table and figure of the paper in miniature, and write the report
 #   make docs    set up .venv, build the documentation site
+#   make test-ecosystem    set up .venv-ecosystem, try networks of other packages
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,16 +13,25 @@ TORCH := torch==2.13.0
 ORACLE := torchattacks==3.5.1
 # Two workers, one thread each: torch's own threads would fight over the two cores. Work is stolen, not dealt, so that a
 # file stays with one worker, which makes what its tests share once.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+WORKERS := -n 2 --dist worksteal
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS)
+# torchvision, timm and transformers have an environment of their own: once torchvision is installed beside a CPU torch, what
+# imports it breaks, but for ecosystem/conftest.py. These are the tests in tests/ that are skipped without them.
+ECOSYSTEM := .venv-ecosystem
+SKIPPED_WITHOUT := $(addprefix tests/test_foreign_networks.py::test_,networks_of_other_packages \
+	our_resnet_and_theirs_are_one they_train_on_pictures channels_that_torchvision_does_not_take)
 
-.PHONY: help test lint demo docs bench comparison tables pictures clean
+.PHONY: help test test-ecosystem lint demo docs bench comparison tables pictures clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 test: lint ## lint, type-check and test (sets up .venv on first use)
 	$(PYTEST)
+
+test-ecosystem: $(ECOSYSTEM)/.ready ## try networks of torchvision, timm, MONAI, transformers (sets up .venv-ecosystem on first use)
+	OMP_NUM_THREADS=1 $(ECOSYSTEM)/bin/pytest $(WORKERS) --ignore=ecosystem/conftest.py ecosystem $(SKIPPED_WITHOUT)
 
 lint: $(VENV)/.ready-test ## ruff and mypy alone
 	$(BIN)/ruff check .
@@ -50,18 +60,24 @@ tables: $(VENV)/.ready-all ## write the measured tables and figures of the docs 
 pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew
 	$(BIN)/python tools/draw_masks.py
 
-clean: ## remove .venv, caches and results
-	rm -rf $(VENV) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean: ## remove both environments, caches and results
+	rm -rf $(VENV) $(ECOSYSTEM) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(BIN)/python:
+%/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "tensor-dropout needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $*
 
 # .ready-test, .ready-all and .ready-docs: the extras are installed as pyproject.toml and constraints.txt now stand.
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[$*]'
 	@if [ $* = test ]; then $(BIN)/python -m pip install --quiet --no-deps $(ORACLE); fi
+	@touch $@
+
+$(ECOSYSTEM)/.ready: pyproject.toml constraints.txt $(wildcard ecosystem/*.txt) | $(ECOSYSTEM)/bin/python
+	$(ECOSYSTEM)/bin/python -m pip install --quiet $(TORCH)
+	$(ECOSYSTEM)/bin/python -m pip install --quiet -c constraints.txt -e '.[lab,onnx,sklearn]' -r ecosystem/requirements.txt
+	$(ECOSYSTEM)/bin/python -m pip install --quiet --no-deps -r ecosystem/without-dependencies.txt
 	@touch $@

@@ -113,11 +113,13 @@ def test_the_network_runs_only_as_far_as_the_layer():
         ((1, 32), 64, "1", (4, 2, 2)),  # a map of stride 1 is the last resort
         ((1, 1), 8, "1", (4, 8, 8)),
         ((8, 2, 1), 64, "2", (4, 4, 4)),  # the last of stride 16
+        ((8, 2, None), 64, "1", (4, 4, 4)),  # an nn.Identity is no layer
     ],
 )
 def test_a_layer_is_picked_by_its_stride(layers, size, picked, shape):
     channels = [3, *([4] * len(layers))]
-    network = nn.Sequential(*(nn.Conv2d(channels[k], 4, s, s) for k, s in enumerate(layers)), nn.Flatten())
+    made = (nn.Conv2d(channels[k], 4, s, s) if s else nn.Identity() for k, s in enumerate(layers))
+    network = nn.Sequential(*made, nn.Flatten())
     maps = maps_of(network)
     with pytest.warns(UserWarning, match=f"picked layer='{picked}', maps {'×'.join(map(str, shape))}"):
         assert maps.fit_transform(images(3, size=size)).shape == (3, *shape)

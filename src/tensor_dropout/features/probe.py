@@ -30,8 +30,7 @@ class Event(NamedTuple):
     key: int | str | None
     entered: tuple[int, ...]
     shape: tuple[int, ...]
-    is_chain: bool
-    """Whether it only runs others one after another: an ``nn.Sequential``."""
+    module: nn.Module
 
 
 class Wish(NamedTuple):
@@ -123,8 +122,8 @@ def recording(network: nn.Module) -> Iterator[list[Event]]:
         found = first_tensor(output)
         if found is not None:
             entered = tuple(inputs[0].shape) if inputs and isinstance(inputs[0], Tensor) else ()
-            shape, is_chain = tuple(found[1].shape), isinstance(module, nn.Sequential)
-            events.extend(Event(name, found[0], entered, shape, is_chain) for name in names[module])
+            shape = tuple(found[1].shape)
+            events.extend(Event(name, found[0], entered, shape, module) for name in names[module])
 
     hooks = [module.register_forward_hook(note) for module in names]
     try:
@@ -144,7 +143,8 @@ def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str
     for n, event in enumerate(events):
         candidates.pop(event.name, None)  # of a layer that runs several times the last output counts
         strides = _strides(events, n, input_shape, wish)
-        if strides and not _is_passing(event, events, len(input_shape)) and not _looks_last(event, input_shape, wish):
+        passes = isinstance(event.module, nn.Identity) or _is_passing(event, events, len(input_shape))
+        if strides and not passes and not _looks_last(event, input_shape, wish):
             candidates[event.name] = strides
     chosen, best = None, (-1, 0)
     for name, strides in candidates.items():
@@ -183,7 +183,7 @@ def _is_passing(event: Event, events: list[Event], ndim: int) -> bool:
     for block in events:
         if not event.name.startswith(f"{block.name}."):
             continue
-        if len(block.entered) == 3 and not block.is_chain:
+        if len(block.entered) == 3 and not isinstance(block.module, nn.Sequential):
             is_as_entered = event.shape[1:2] == block.entered[1:2]
             if len(event.shape) > 3 or (is_as_entered and block.shape[1:-1] != block.entered[1:-1]):
                 return True
