@@ -21,6 +21,7 @@ from tensor_dropout.losses import expect
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import Data, load_data
 from tensor_dropout_lab.data.augment_points import MovePoints
+from tensor_dropout_lab.data.table_reader import slice_at_points
 from tensor_dropout_lab.training.config import resolve_config
 from tensor_dropout_lab.training.step import TaskLoss, make_task_loss
 
@@ -271,7 +272,7 @@ def test_the_expected_loss_is_the_average_over_masks_of_what_is_there() -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         drawn = torch.stack([(layer(x) - y)[known].square().mean() for _ in range(4000)])
-    assert float(drawn.mean()) == pytest.approx(float(closed), abs=4 * float(drawn.std()) / 4000**0.5)
+    assert float(drawn.mean()) == pytest.approx(closed.item(), abs=4 * float(drawn.std()) / 4000**0.5)
 
 
 def test_mean_and_scale_are_those_of_the_targets_that_are_there(folder: Path) -> None:
@@ -484,3 +485,53 @@ def test_a_network_finds_the_spots(tmp_path: Path) -> None:
     flip = ["--set", "data.options.flip=true", "--set", "data.options.mirrored=[]"]
     result = train(root, tmp_path / "run", *common, *flip)
     assert result["test"]["distance"] < 0.5 * result["baselines"]["mean"]["distance"]
+
+
+def test_predictions_come_in_the_unit_of_the_table_with_the_points_drawn(folder: Path, tmp_path: Path) -> None:
+    fractions = train(folder, tmp_path / "fractions")
+    answers = {}
+    for run, units in (("fractions", "fractions"), ("pixels", "pixels")):
+        if units == "pixels":  # the same network, whose run says that points are in pixels
+            shutil.copytree(tmp_path / "fractions", tmp_path / run)
+            record = json.loads((tmp_path / run / "run.json").read_text())
+            record["settings"]["data.options.units"] = units
+            (tmp_path / run / "run.json").write_text(json.dumps(record))
+        said = invoke("predict", folder / "images/03.png", "--model", tmp_path / run, "-o", tmp_path / "out" / run)
+        answers[run] = json.loads((tmp_path / "out" / run / "03.json").read_text())
+        assert ("pixels" if units == "pixels" else "of the width") in said
+    assert fractions["points"] == [["x0", "y0"], ["x1", "y1"]]
+    sides = {"x0": "width", "y0": "height", "x1": "width", "y1": "height"}
+    assert answers["fractions"]["unit"] == {name: f"of the {side}" for name, side in sides.items()} | {"age": None}
+    scale = {name: WIDTH if side == "width" else HEIGHT for name, side in sides.items()} | {"age": 1}
+    for key in ("prediction", "std"):
+        for name, value in answers["fractions"][key].items():
+            assert answers["pixels"][key][name] == pytest.approx(value * scale[name], rel=1e-4)
+    written = sorted(path.name for path in (tmp_path / "out/fractions").iterdir())
+    assert written == ["03-points.png", "03.json", "03.png"]  # the points, and the map of the age
+    assert Image.open(tmp_path / "out/fractions/03-points.png").size[0] > 100
+
+
+def test_files_that_cannot_be_predicted(folder: Path, volumes: Path, tmp_path: Path) -> None:
+    train(volumes, tmp_path / "run")
+    (tmp_path / "none.nii.gz").write_bytes(b"none")
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(
+        cli.app, ["predict", str(tmp_path / "none.nii.gz"), "--model", str(tmp_path / "run")]
+    )
+    assert result.exit_code == 1
+    assert "none.nii.gz cannot be read as a volume" in result.stderr
+    said = invoke("predict", volumes / "images/00.nii.gz", "--model", tmp_path / "run", "-o", tmp_path / "out")
+    assert "of the depth" in said
+    assert (tmp_path / "out/00-points.png").is_file()
+
+
+def test_slices_show_a_point_where_the_voxel_is() -> None:
+    volume = torch.zeros(5, 6, 7)
+    volume[1, 4, 2] = 1
+    point = (np.array([[1, 4, 2]]) + 0.5) / np.array([5, 6, 7])
+    panels = slice_at_points(volume, point, None)
+    assert [panel.title for panel in panels] == ["axial, z = 2 of 7", "coronal, y = 4 of 6", "sagittal, x = 1 of 5"]
+    for panel in panels:
+        row, column = np.unravel_index(panel.image[..., 0].argmax(), panel.image.shape[:2])
+        height, width = panel.image.shape[:2]
+        assert panel.image.max() == 255
+        np.testing.assert_allclose(panel.predicted * (width, height), [[column + 0.5, row + 0.5]])

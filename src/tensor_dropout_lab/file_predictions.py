@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from tensor_dropout.atomic_files import replacing
@@ -18,11 +20,14 @@ from tensor_dropout.layers.randomized import randomized_layers
 from tensor_dropout.prediction import predict as predict_batch
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data import DATASETS
-from tensor_dropout_lab.data.base import FileReader, name_targets
+from tensor_dropout_lab.data.base import FileReader, PointReader, name_targets
 from tensor_dropout_lab.explanation import explain
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.runs import data_options, read_finished_run
+
+_SPELLED_OUT = 6
+"""As many numbers are printed one by one."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,12 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
     Raises:
         TensorDropoutError: if the run or ``out`` does not fit, there are no files, or the only file cannot be read.
     """
-    is_table = out.suffix == ".csv"
-    if not is_table and out.exists() and not out.is_dir():
-        raise TensorDropoutError(f"predict: --out is a folder or a .csv file, and {out} is another file")
+    is_table = is_table_file(out)
     if picture and not is_table:
-        _require_matplotlib()
+        check_drawing()
     trained = _open_run(run)
-    paths = _list_files(given, trained.reader)
-    names = _name_results(paths)
+    paths = list_files(given, trained.reader)
+    names = name_results(paths)
     environment = describe_environment()
     answers: list[_Answer] = []
     failures: dict[Path, str] = {}
@@ -95,8 +98,8 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
             advance(1)
     if is_table or len(paths) > 1:
         table = out if is_table else out / "predictions.csv"
-        rows = _list_rows(paths, answers, failures)
-        _write_table(table, rows if is_table else _add_records(rows, names))
+        rows = list_rows(paths, [answer.row for answer in answers], failures)
+        write_table(table, rows if is_table else _add_records(rows, names))
         written = [table, *written]
     lines = [str(answer) for answer in answers]
     if any(" ± " in answer.text for answer in answers):
@@ -106,12 +109,21 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
 
 @dataclass(frozen=True)
 class _Answer:
-    """What the network says about one file: a line to print, a row of the table, and a record."""
+    """What the network says about one file: a line to print, a row of the table, and a record.
+
+    Attributes:
+        text: what is printed.
+        row: of the table.
+        record: the JSON.
+        outputs: those whose maps are drawn.
+        points: those to draw on the image, as fractions, (points, axes), and their std; None for none.
+    """
 
     text: str
     row: dict[str, Any]
     record: dict[str, Any]
     outputs: tuple["_Output", ...]
+    points: tuple[np.ndarray, np.ndarray | None] | None = None
 
     def __str__(self) -> str:
         return f"{self.row['file']}: {self.text}"
@@ -138,6 +150,7 @@ class _Trained:
         units: of those targets that have a known one.
         classes: their names, or None.
         model: run and fingerprint, for the record.
+        points: which targets are the coordinates of each point.
     """
 
     reader: FileReader
@@ -146,6 +159,7 @@ class _Trained:
     units: dict[str, str]
     classes: list[str] | None
     model: dict[str, Any]
+    points: list[tuple[int, ...]]
 
     def read(self, path: Path) -> Tensor:
         """(1, *input_shape), prepared as in training."""
@@ -159,14 +173,19 @@ class _Trained:
     def _ask_number(self, path: Path, x: Tensor, targets: list[str]) -> _Answer:
         mode = "exact" if len(randomized_layers(self.network)) == 1 else "mean"
         prediction = predict_batch(self.network, x, mode=mode, task="regression")  # type: ignore[arg-type]
-        values = dict(zip(targets, prediction.mean[0].tolist(), strict=True))
-        deviations = None if prediction.std is None else dict(zip(targets, prediction.std[0].tolist(), strict=True))
+        mean, std = prediction.mean[0].cpu(), None if prediction.std is None else prediction.std[0].cpu()
+        scale = self._find_scale(path, targets)
+        values = dict(zip(targets, (mean * scale).tolist(), strict=True))
+        deviations = None if std is None else dict(zip(targets, (std * scale).tolist(), strict=True))
+        drawn = {column for point in self.points for column in point}
         said, outputs = [], []
         for index, name in enumerate(targets):
             unit = self.units.get(name)
             number = format_uncertain(values[name], None if deviations is None else deviations[name])
             said.append(f"{name} {number}{f' {unit}' if unit else ''}")
-            outputs.append(_Output(index, name, said[-1], f"{name} ({unit})" if unit else name))
+            if index not in drawn:
+                outputs.append(_Output(index, name, said[-1], f"{name} ({unit})" if unit else name))
+        more = [f"and {len(said) - _SPELLED_OUT} more"] if len(said) > _SPELLED_OUT else []
         row = {"file": str(path), **values}
         row |= {f"{name}_std": deviation for name, deviation in (deviations or {}).items()}
         record = {
@@ -178,7 +197,18 @@ class _Trained:
             "mode": mode,
             "model": self.model,
         }
-        return _Answer(", ".join(said), row, record, tuple(outputs))
+        points = None
+        if self.points:
+            columns = np.array(self.points)
+            points = mean.numpy()[columns], None if std is None else std.numpy()[columns]
+        return _Answer(", ".join(said[:_SPELLED_OUT] + more), row, record, tuple(outputs), points)
+
+    def _find_scale(self, path: Path, targets: list[str]) -> Tensor:
+        """What every output is multiplied by to be in its unit."""
+        scale = torch.ones(len(targets))
+        if self.points and isinstance(self.reader, PointReader):
+            scale[torch.tensor(self.points)] = torch.tensor(self.reader.measure(path))
+        return scale
 
     def _ask_class(self, path: Path, x: Tensor) -> _Answer:
         prediction = predict_batch(self.network, x, mode="mean", task="classification")
@@ -205,11 +235,21 @@ class _Trained:
         return _Answer(text, row, record, (output,))
 
     def draw(self, path: Path, x: Tensor, answer: _Answer, stem: Path) -> tuple[list[dict[str, Any]], list[Path]]:
-        """Draw the map of each output: what is in them, for the record, and the files."""
+        """Draw the points, and the map of each other output: what is in maps, for the record, and the files."""
         from tensor_dropout_lab.explanation_figures import describe_map, draw_explanation
 
+        described: list[dict[str, Any]] = []
+        pictures: list[Path] = []
+        if answer.points is not None and isinstance(self.reader, PointReader):
+            from tensor_dropout_lab.point_pictures import draw_panels
+
+            pictures.append(stem.with_name(f"{stem.name}-points.png"))
+            spread = "" if answer.points[1] is None else " Ellipse: ± the spread over the masks, not the whole error."
+            caption = f"Orange: predicted.{spread}"
+            draw_panels(pictures[0], self.reader.show(path, *answer.points), caption)
+        if not answer.outputs:
+            return described, pictures
         found = explain(self.network, x)
-        described, pictures = [], []
         for output in answer.outputs:
             grid = found.contributions[0, ..., output.index].double()
             bias, value = float(found.bias[output.index]), float(found.outputs[0, output.index])
@@ -253,7 +293,23 @@ def format_uncertain(value: float, deviation: float | None) -> str:
     return f"{value:.{digits}f} ± {deviation:.{digits}f}"
 
 
-def _require_matplotlib() -> None:
+def is_table_file(out: Path) -> bool:
+    """Whether a table alone is asked for, not a folder.
+
+    Raises:
+        TensorDropoutError: if it is neither.
+    """
+    if out.suffix != ".csv" and out.exists() and not out.is_dir():
+        raise TensorDropoutError(f"predict: --out is a folder or a .csv file, and {out} is another file")
+    return out.suffix == ".csv"
+
+
+def check_drawing() -> None:
+    """Raise if matplotlib is missing.
+
+    Raises:
+        TensorDropoutError: with the ways out.
+    """
     try:
         require_matplotlib()
     except TensorDropoutError as error:
@@ -294,10 +350,11 @@ def _open_run(run: Path) -> _Trained:
             "net": settings["net.name"],
             "head": settings["net.head"],
         },
+        points=reader.find_points(targets or []) if isinstance(reader, PointReader) else [],
     )
 
 
-def _list_files(given: list[Path], reader: FileReader) -> list[Path]:
+def list_files(given: list[Path], reader: FileReader) -> list[Path]:
     """The files named, and those in the folders named; of a folder of scans, what training would take of it."""
     paths: list[Path] = []
     for path in given:
@@ -313,11 +370,11 @@ def _list_files(given: list[Path], reader: FileReader) -> list[Path]:
     return paths
 
 
-def _name_results(paths: list[Path]) -> list[str]:
+def name_results(paths: list[Path]) -> list[str]:
     """A name for the results of each file: its own without the ending, and a number where two are alike.
 
     Example:
-        >>> _name_results([Path("a/sub-01_T1w.nii.gz"), Path("b/cat.png"), Path("c/cat.jpg")])
+        >>> name_results([Path("a/sub-01_T1w.nii.gz"), Path("b/cat.png"), Path("c/cat.jpg")])
         ['sub-01_T1w', 'cat', 'cat-2']
     """
     names: dict[str, None] = {}
@@ -330,16 +387,14 @@ def _name_results(paths: list[Path]) -> list[str]:
     return list(names)
 
 
-def _list_rows(paths: list[Path], answers: list[_Answer], failures: dict[Path, str]) -> list[dict[str, Any]]:
+def list_rows(paths: list[Path], answers: list[dict[str, Any]], failures: dict[Path, str]) -> list[dict[str, Any]]:
     """A row for each file in its order; if one failed, all have the column ``error``, which is empty for the others."""
     if not failures:
-        return [answer.row for answer in answers]
+        return answers
     given = iter(answers)
-    columns = dict.fromkeys(answers[0].row if answers else ["file"], "")
+    columns = dict.fromkeys(answers[0] if answers else ["file"], "")
     return [
-        {**columns, "file": str(path), "error": failures[path]}
-        if path in failures
-        else {**next(given).row, "error": ""}
+        {**columns, "file": str(path), "error": failures[path]} if path in failures else {**next(given), "error": ""}
         for path in paths
     ]
 
@@ -361,7 +416,8 @@ def _describe_failures(failures: dict[Path, str], count: int, table: Path) -> st
     )
 
 
-def _write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows with equal columns as CSV, whole or not at all."""
     with replacing(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()

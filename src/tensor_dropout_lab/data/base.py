@@ -17,7 +17,10 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.metrics.outcome_arrays import Task
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tensor_dropout_lab.explanation_figures import View
+    from tensor_dropout_lab.point_pictures import Panel
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,8 +224,8 @@ class PointReader(FileReader, Protocol):
         """What a fraction of each axis is multiplied by to be in its unit."""
         ...
 
-    def show(self, path: Path) -> Tensor:
-        """The file as it is drawn under its points: (3, height, width) in uint8, or (X, Y, Z)."""
+    def show(self, path: Path, predicted: np.ndarray, std: np.ndarray | None) -> list[Panel]:
+        """The file with points (P, axes) on it, as fractions, to be drawn."""
         ...
 
 

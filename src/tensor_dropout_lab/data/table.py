@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
+from typing import Any, BinaryIO, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.data.augment_points import MovePoints, mirror_columns, read_pairs
@@ -25,25 +23,12 @@ from tensor_dropout_lab.data.base import (
     choose,
     split_groups,
 )
-from tensor_dropout_lab.data.image_files import (
-    PICTURES,
-    VOLUMES,
-    ImageFiles,
-    describe_failure,
-    measure_volume,
-    read_size,
-    read_volume,
-)
-from tensor_dropout_lab.data.imagefolder import build_prepare, decode_picture
-from tensor_dropout_lab.data.points_table import Table, find_lone_columns, find_points, match_files, read_table
+from tensor_dropout_lab.data.image_files import ImageFiles, measure_volume
+from tensor_dropout_lab.data.imagefolder import build_prepare
+from tensor_dropout_lab.data.points_table import Table, find_lone_columns, match_files, read_table
+from tensor_dropout_lab.data.table_reader import TableReader as TableReader
+from tensor_dropout_lab.data.table_reader import decode_image
 from tensor_dropout_lab.extras import import_extra
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
-    from tensor_dropout_lab.explanation_figures import View
-
-Result = TypeVar("Result")
 
 LAYOUT = (
     "Expected: ROOT/points.csv with the columns file, group (if any) and the targets, and the images in "
@@ -316,28 +301,6 @@ def _format(shape: Sequence[int]) -> str:
     return "×".join(map(str, shape))
 
 
-def resize_picture(picture: Image, shape: Sequence[int]) -> Tensor:
-    """(3, height, width) in uint8: bilinear, with antialias; width and height may be scaled differently."""
-    from PIL.Image import Resampling
-
-    height, width = shape[1:]
-    resized = picture if picture.size == (width, height) else picture.resize((width, height), Resampling.BILINEAR)
-    return read_pixels(resized)
-
-
-def read_pixels(picture: Image) -> Tensor:
-    """(3, height, width) in uint8."""
-    return torch.from_numpy(np.array(picture)).permute(2, 0, 1).contiguous()
-
-
-def resize_volume(volume: Tensor, shape: Sequence[int]) -> Tensor:
-    """(C, X, Y, Z) by trilinear interpolation."""
-    size = list(shape[1:])
-    if list(volume.shape[1:]) == size:
-        return volume
-    return F.interpolate(volume[None], size, mode="trilinear", align_corners=False)[0]
-
-
 class TableStream(StreamSplit):
     """Images that are decoded when they are asked for.
 
@@ -385,13 +348,6 @@ class TableStream(StreamSplit):
         return decode_image(stream, self.shape)
 
 
-def decode_image(stream: BinaryIO, shape: Sequence[int]) -> Tensor:
-    """A picture or a volume as it is stored in a split: (C, *size)."""
-    if len(shape) == 4:
-        return resize_volume(read_volume(stream), shape)
-    return resize_picture(decode_picture(stream), shape)
-
-
 def _build_split(
     images: ImageFiles, targets: Tensor, rows: Tensor, shape: tuple[int, ...], in_memory: bool
 ) -> Split | None:
@@ -399,88 +355,3 @@ def _build_split(
         return None
     stream = TableStream(images.take(rows.tolist()), targets[rows], shape)
     return TensorSplit(stream.read_all(), stream.targets, stream.names) if in_memory else stream
-
-
-# Single files.
-
-
-class TableReader:
-    """Pictures or volumes for a network that was trained on such a table: a :class:`FileReader`.
-
-    Args:
-        input_shape: of the network.
-        options: those that its data was loaded with.
-        root: not used.
-        described: not used.
-    """
-
-    def __init__(
-        self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
-    ) -> None:
-        self.shape, self.are_volumes = tuple(input_shape), len(input_shape) == 4
-        self.endings = VOLUMES if self.are_volumes else PICTURES
-        self.in_pixels = options.get("units") == "pixels"
-        import_extra("nibabel" if self.are_volumes else "PIL.Image", "table")
-        self.prepare = StandardizeImages() if self.are_volumes else build_prepare(options.get("normalize", "channel"))
-
-    def find(self, folder: Path) -> list[Path]:
-        """The images in a folder and in those inside it, hidden ones left out."""
-        inside = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return sorted(path for path in inside if path.name.lower().endswith(self.endings))
-
-    def read(self, path: Path) -> Tensor:
-        """(C, *size), resized and normalised.
-
-        Raises:
-            TensorDropoutError: if it cannot be read, or has another number of channels.
-        """
-        return self.prepare(self._decode(path)[None])[0]
-
-    def view(self, path: Path, x: Tensor, grid: Tensor) -> list[View]:
-        """The pixels that the network sees, or three slices of a volume."""
-        from tensor_dropout_lab.explanation_figures import slice_volume, view_picture
-
-        return slice_volume(x[0, 0].double(), grid) if self.are_volumes else view_picture(self._decode(path), grid)
-
-    def find_units(self, targets: Sequence[str]) -> dict[str, str]:
-        """Of the coordinates of points: pixels, or fractions of what."""
-        sides = ("width", "depth", "height") if self.are_volumes else ("width", "height")
-        units = ["pixels"] * 2 if self.in_pixels else [f"of the {side}" for side in sides]
-        points = find_points(targets)
-        return {targets[column]: unit for point in points for column, unit in zip(point, units, strict=False)}
-
-    def find_points(self, targets: Sequence[str]) -> list[tuple[int, ...]]:
-        """Which targets are the coordinates of each point."""
-        return [point[: len(self.shape) - 1] for point in find_points(targets)]
-
-    def measure(self, path: Path) -> tuple[float, ...]:
-        """Width and height of the picture in pixels, if points were given in pixels; else ones."""
-        if not self.in_pixels:
-            return (1.0,) * (len(self.shape) - 1)
-        width, height = self._open(path, read_size)
-        return float(width), float(height)
-
-    def show(self, path: Path) -> Tensor:
-        """The whole picture, upright, (3, height, width) in uint8; or the first channel of a volume, (X, Y, Z)."""
-        if self.are_volumes:
-            return self._open(path, read_volume)[0]
-        return read_pixels(self._open(path, decode_picture))
-
-    def _decode(self, path: Path) -> Tensor:
-        image = self._open(path, lambda stream: decode_image(stream, self.shape))
-        if image.shape[0] != self.shape[0]:
-            raise TensorDropoutError(
-                f"{path} has {image.shape[0]} channels, the network was trained on {self.shape[0]}; convert it"
-            )
-        return image
-
-    def _open(self, path: Path, decode: Callable[[BinaryIO], Result]) -> Result:
-        try:
-            with path.open("rb") as stream:
-                return decode(stream)
-        except Exception as error:  # decoders raise anything on damaged files
-            kind = "volume" if self.are_volumes else "picture"
-            raise TensorDropoutError(
-                f"{path} cannot be read as a {kind} ({describe_failure(error)}); this network takes "
-                f"{', '.join(self.endings)}"
-            ) from error
