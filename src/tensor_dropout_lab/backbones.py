@@ -81,8 +81,8 @@ def open_backbone(
         TensorDropoutError: if there is no such network, its weights are missing or do not fit, or a file alone asks for
             code of the user's.
     """
-    recipe = {"spec": spec, "weights": None if weights is None else str(Path(weights).expanduser().resolve())}
-    recipe |= {"arguments": arguments}
+    recipe: dict[str, Any] = {"spec": spec, "arguments": arguments, "input_shape": input_shape}
+    recipe["weights"] = None if weights is None else str(Path(weights).expanduser().resolve())
     if spec == EFFICIENTNET:
         network = _make_efficientnet(weights)
         return Backbone(_rest(network), recipe, EFFICIENTNET_MEAN, EFFICIENTNET_STD)

@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 HEAD, RECORD = "head.safetensors", "fit.json"
 VERSION = 1
+KEYS = ("task", "columns", "points", "units", "backbone", "maps")
+"""What a record needs beside its version and the head's hash."""
 MAP_SETTINGS = ("layer", "size", "mean", "std", "pool", "grid", "channel_axis")
 """The settings of ``FeatureMaps`` that are kept."""
 
@@ -82,7 +86,7 @@ class FittedHead:
             backbone or recipe["spec"],
             weights or recipe["weights"],
             recipe["arguments"],
-            input_shape=tuple(self.record["input_shape"]),
+            input_shape=_as_tuple(recipe["input_shape"]),
             named_by_user=backbone is not None,
         )
         if opened.hash_weights() != recipe["hash"]:
@@ -97,6 +101,14 @@ class FittedHead:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def scale_points(values: np.ndarray, points: Sequence[Sequence[int]], sizes: np.ndarray | None) -> np.ndarray:
+    """Columns (n, k) whose points are fractions, with points in pixels; also of standard deviations."""
+    scaled = values.copy()
+    for point in points if sizes is not None else ():
+        scaled[:, point] *= sizes
+    return scaled
 
 
 def find_fitted(path: Path) -> Path | None:
@@ -116,6 +128,9 @@ def open_fitted(folder: Path) -> FittedHead:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         version, expected = record["version"], record["head_hash"]
+        lacking = [key for key in KEYS if key not in record] if version == VERSION else []
+        if lacking:
+            raise KeyError(*lacking)
     except (ValueError, KeyError, TypeError) as error:
         raise TensorDropoutError(f"{folder / RECORD} is damaged or no record of a fit ({error}); fit again") from error
     if version != VERSION:

@@ -16,7 +16,7 @@ from tensor_dropout_lab.figures import draw_figure
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-TRUE, PREDICTED = "#ffffff", "#E69F00"
+TRUE, PREDICTED = "#ffffff", "#56B4E9"
 LARGEST = 480
 """The longer side of an image as it is drawn, in pixels."""
 IN_A_ROW = 4

@@ -134,8 +134,14 @@ class Files(Source):
             decode = read_volume if self.volumes else read_image
             return Item(decode(path, data, self.preparation), digest)
         except Exception as error:  # PIL and nibabel raise many kinds for damaged files
-            words = (str(error).strip().splitlines() or [""])[0].replace(str(path), "it")
-            return Item(None, digest, f"{type(error).__name__}: {words}")
+            return Item(None, digest, _say(error, path))
+
+
+def _say(error: Exception, path: Path) -> str:
+    words = (str(error).strip().splitlines() or [""])[0].replace(str(path), "it")
+    if "cannot identify image" in words:  # PIL names the buffer in memory
+        return "it is no picture of a known format"
+    return f"{type(error).__name__}: {words}"
 
 
 class Arrays(Source):

@@ -63,8 +63,11 @@ def _draw_theta_alpha(panel: Any, tensors: list[tuple[dict[str, Any], float]]) -
         best = [min(error for other, error in own if other == alpha) for alpha in alphas]
         panel.plot(alphas, best, "o-", markersize=4, label=f"{method} θ = {theta:g}" if several else f"θ = {theta:g}")
     panel.set_xlabel("α")
-    if tensors and min(params["alpha"] for params, _ in tensors) > 0:
+    tried = sorted({params["alpha"] for params, _ in tensors})
+    if tried and tried[0] > 0:
         panel.set_xscale("log")
+        panel.set_xticks(tried, [f"{alpha:g}" for alpha in tried])
+        panel.minorticks_off()
 
 
 def _draw_ranks(panel: Any, tensors: list[tuple[dict[str, Any], float]], ranks: list[str]) -> None:

@@ -17,6 +17,7 @@ from tensor_dropout_lab.cli.convert import convert
 from tensor_dropout_lab.cli.evaluate import compare, evaluate
 from tensor_dropout_lab.cli.export import export
 from tensor_dropout_lab.cli.failures import report_failure
+from tensor_dropout_lab.cli.fit import fit
 from tensor_dropout_lab.cli.predict import predict
 from tensor_dropout_lab.cli.reproduce import report, reproduce
 from tensor_dropout_lab.cli.show import show
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
+app.command()(fit)
 app.command()(predict)
 app.command()(ls)
 app.command()(convert)

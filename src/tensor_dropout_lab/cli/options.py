@@ -55,15 +55,20 @@ def find_file(checkpoint: Path) -> Path:
 
 def parse_shape(text: str | None) -> tuple[int, ...] | None:
     """``3,32,32`` as a tuple."""
+    return parse_sizes("--input", text, "the shape of one input, such as 3,224,224")
+
+
+def parse_sizes(option: str, text: str | None, expected: str) -> tuple[int, ...] | None:
+    """``7`` or ``224x320`` as a tuple; ``expected`` says what the option takes."""
     if text is None:
         return None
     try:
-        shape = tuple(int(size) for size in text.replace("x", ",").split(","))
+        sizes = tuple(int(size) for size in text.replace("x", ",").split(","))
     except ValueError:
-        shape = ()
-    if not shape or min(shape) < 1:
-        raise TensorDropoutError(f"--input is the shape of one input, such as 3,224,224; got {text!r}")
-    return shape
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise TensorDropoutError(f"{option} is {expected}; got {text!r}")
+    return sizes
 
 
 def parse_rank(text: str | None) -> Any:

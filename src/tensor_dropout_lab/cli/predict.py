@@ -1,11 +1,15 @@
 """``tensor-dropout predict``: what a trained network says about files, and where it looks."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.file_predictions import FilePredictions
 
 
 def predict(
@@ -16,23 +20,42 @@ def predict(
             "--model",
             "-m",
             metavar="RUN",
-            help="The folder of a finished run of tensor-dropout train.",
+            help="The folder of a finished run of tensor-dropout train, or of a fit.",
             show_default="the first argument",
         ),
     ] = None,
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="A folder for JSON and pictures; or a .csv file, for a table alone."),
+        typer.Option("--out", "-o", help="A folder for tables and pictures; or a .csv file, for a table alone."),
     ] = Path("out/predict"),
     picture: Annotated[
-        bool, typer.Option("--picture/--no-picture", help="Draw where the network looks (matplotlib).")
+        bool, typer.Option("--picture/--no-picture", help="Draw where the network looks, or points (matplotlib).")
     ] = True,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SPEC",
+            help="Of a fit: its network, named again, where it is code of yours or has moved.",
+            show_default="as fitted",
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Of a fit: the network's weights, where they have moved.", show_default="as fitted"),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="Of a fit: where the network runs, cpu or cuda.", show_default="cpu")
+    ] = None,
 ) -> None:
     """Show what a trained network says about files that are like those it was trained on, and where it looks.
 
     For a regression: the prediction, ± its exact standard deviation over the masks if the head has tensor dropout.
     For pictures: the class and its probability. Each file gets a JSON record and a picture: the image, or three
     slices of the scan, under the contribution of every position of the last feature map to the output.
+
+    With the folder of tensor-dropout fit: a table of the points or numbers, in the units of the fit's own table, each
+    with ± one standard deviation of the error as held-out images showed it; and the points drawn on each image. Of
+    classes, the class and its probability.
 
     Of several files, one that cannot be predicted does not stop the others: its row in the table has the reason under
     "error", and the exit status is 1.
@@ -42,12 +65,12 @@ def predict(
       tensor-dropout predict scan.nii.gz --model out/runs/nifti/rtrl-cp-seed0
 
       tensor-dropout predict FOLDER --model RUN -o ages.csv
+
+      tensor-dropout predict new-photos --model out/fit/wings
     """
     with report_failure("predict", "files that were written are whole"):
         run, given = _choose_run(files, model)
-        from tensor_dropout_lab.file_predictions import predict_files
-
-        done = predict_files(run, given, out, picture=picture)
+        done = _predict(run, given, out, picture=picture, backbone=backbone, weights=weights, device=device)
         for line in done.lines:
             typer.echo(line)
         typer.echo("Wrote:")
@@ -56,6 +79,23 @@ def predict(
         if len(done.written) > 4:
             typer.echo(f"  and {len(done.written) - 4} more in {out}")
         done.raise_failures()
+
+
+def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit: Any) -> "FilePredictions":
+    """With the network of a run, or with the head of a fit, which alone takes the other options."""
+    from tensor_dropout_lab.fitted_head import find_fitted
+
+    fit = find_fitted(run)
+    if fit is not None:
+        from tensor_dropout_lab.head_predictions import predict_with_head
+
+        return predict_with_head(fit, given, out, picture=picture, **of_fit)
+    named = [f"--{name}" for name, value in of_fit.items() if value is not None]
+    if named:
+        raise TensorDropoutError(f"predict: {', '.join(named)} is for the folder of a fit, and {run} is none")
+    from tensor_dropout_lab.file_predictions import predict_files
+
+    return predict_files(run, given, out, picture=picture)
 
 
 def _choose_run(files: list[Path], model: Path | None) -> tuple[Path, list[Path]]:

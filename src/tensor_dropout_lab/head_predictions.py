@@ -1,0 +1,203 @@
+"""What a fitted head says about new images: ``tensor-dropout predict`` with the folder of a fit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.inputs import Files, Item, Preparation
+from tensor_dropout.progress import show_progress
+from tensor_dropout_lab.data.image_files import ImageFiles
+from tensor_dropout_lab.data.table import TableReader
+from tensor_dropout_lab.file_predictions import (
+    FilePredictions,
+    check_drawing,
+    format_uncertain,
+    is_table_file,
+    list_files,
+    list_rows,
+    name_results,
+    write_table,
+)
+from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
+
+AT_ONCE = 32
+"""How many images are in memory at once."""
+SPELLED_OUT = 6
+"""As many numbers are printed one by one."""
+
+
+def predict_with_head(
+    folder: Path,
+    given: list[Path],
+    out: Path,
+    *,
+    picture: bool = True,
+    backbone: str | None = None,
+    weights: str | os.PathLike[str] | None = None,
+    device: str | None = None,
+) -> FilePredictions:
+    """Predict images with a fitted head, and write a table and pictures.
+
+    Args:
+        folder: that ``tensor-dropout fit`` left.
+        given: images like those it was fitted on, or folders of them.
+        out: a folder; or a .csv file, for a table alone.
+        picture: whether points are drawn.
+        backbone: the network, if the record must not decide, or its place has changed.
+        weights: the file of its weights, where that has another place now.
+        device: where the network runs.
+
+    Raises:
+        TensorDropoutError: if the fit or ``out`` does not fit, there are no files, or the only file cannot be read.
+    """
+    is_table = is_table_file(out)
+    head = open_fitted(folder)
+    predictor = _Predictor(head, backbone, weights, device)
+    draws = picture and not is_table and predictor.has_points
+    if draws:
+        check_drawing()
+    paths = list_files(given, predictor.reader)
+    names = dict(zip(paths, name_results(paths), strict=True))
+    rows: list[dict[str, Any]] = []
+    lines: list[str] = []
+    written: list[Path] = []
+    failures: dict[Path, str] = {}
+    with show_progress("images", len(paths)) as advance:
+        for start in range(0, len(paths), AT_ONCE):
+            chunk = paths[start : start + AT_ONCE]
+            readable, inputs = predictor.read(chunk, failures)
+            if failures and len(paths) == 1:
+                raise TensorDropoutError(f"predict: {paths[0]} cannot be read: {failures[paths[0]]}")
+            for path, answer in zip(readable, predictor.predict(readable, inputs), strict=True):
+                rows.append({"file": str(path), **answer.row})
+                lines.append(f"{path}: {answer.text}")
+                if draws:
+                    written.append(answer.draw(path, out / f"{names[path]}.png"))
+            advance(len(chunk))
+    table = out if is_table else out / "predictions.csv"
+    write_table(table, list_rows(paths, rows, failures))
+    if head.record["task"] == "regression":
+        lines.append("± is one standard deviation of the error, as the held-out images of the fit showed it.")
+    return FilePredictions(lines, [table, *written], failures, len(paths))
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a head says about one image.
+
+    Attributes:
+        text: to print.
+        row: of the table, but for the file.
+        points: those to draw, as fractions, (points, 2), and their std; None where there are none to draw.
+    """
+
+    text: str
+    row: dict[str, Any]
+    points: tuple[np.ndarray, np.ndarray] | None = None
+
+    def draw(self, path: Path, picture: Path) -> Path:
+        """Draw the points on the image."""
+        from tensor_dropout_lab.point_pictures import Panel, draw_panels, shrink
+
+        assert self.points is not None
+        places, std = self.points
+        image = shrink(ImageFiles(path.parent, [path.name]).decode(0))
+        caption = "Blue: predicted. Ellipse: ± one standard deviation of the error."
+        draw_panels(picture, [Panel(image, path.name, places, std=std)], caption)
+        return picture
+
+
+class _Predictor:
+    """A fitted head with its network.
+
+    Args:
+        head: it.
+        backbone: see :meth:`FittedHead.feature_maps`.
+        weights: likewise.
+        device: likewise.
+    """
+
+    def __init__(self, head: FittedHead, backbone: str | None, weights: Any, device: str | None) -> None:
+        self.head = head
+        self.maps = head.feature_maps(backbone, weights, device)
+        self.maps.set_params(verbose=False)
+        self.input_shape = tuple(head.record["maps"]["input_shape"])
+        self.preparation = Preparation(self.maps.size, self.maps.mean, self.maps.std)
+        self.reader = TableReader(self.input_shape, {}, None, {})
+        self.drawn = [] if self.reader.are_volumes else [point for point in head.points if len(point) == 2]
+
+    @property
+    def has_points(self) -> bool:
+        """Whether there is something to draw on an image."""
+        return bool(self.drawn)
+
+    def read(self, paths: Sequence[Path], failures: dict[Path, str]) -> tuple[list[Path], list[Tensor]]:
+        """The images that can be read, as the network takes them; the others are added to ``failures``."""
+        with ThreadPoolExecutor() as pool:
+            items = list(pool.map(self._read_file, paths))
+        for path, item in zip(paths, items, strict=True):
+            if item.x is None:
+                failures[path] = item.problem
+        pairs = [(path, item.x) for path, item in zip(paths, items, strict=True) if item.x is not None]
+        return [path for path, _ in pairs], [x for _, x in pairs]
+
+    def _read_file(self, path: Path) -> Item:
+        item = Files([path], self.preparation, "predict").read(0, None)
+        if item.x is None or tuple(item.x.shape) == self.input_shape:
+            return item
+        shapes = ["×".join(map(str, shape)) for shape in (tuple(item.x.shape), self.input_shape)]
+        return Item(None, problem=f"it is {shapes[0]}, and the head was fitted on {shapes[1]}")
+
+    def predict(self, paths: Sequence[Path], inputs: list[Tensor]) -> list[_Answer]:
+        """An answer for each image."""
+        if not inputs:
+            return []
+        features = self.maps.transform(inputs)
+        if self.head.record["task"] == "classification":
+            return self._predict_classes(features)
+        return self._predict_numbers(features, paths)
+
+    def _predict_classes(self, features: np.ndarray) -> list[_Answer]:
+        estimator = self.head.estimator
+        answers = []
+        for probabilities in estimator.predict_proba(features):
+            name, probability = str(estimator.classes_[probabilities.argmax()]), float(probabilities.max())
+            text = f"class {name}, probability {probability:.4g}"
+            answers.append(_Answer(text, {"class": name, "probability": _round(probability)}))
+        return answers
+
+    def _predict_numbers(self, features: np.ndarray, paths: Sequence[Path]) -> list[_Answer]:
+        head = self.head
+        values, std = head.estimator.predict(features, return_std=True)
+        shown = values, std
+        if head.in_pixels:
+            sizes = np.concatenate([ImageFiles(path.parent, [path.name]).measure() for path in paths])
+            shown = scale_points(values, head.points, sizes), scale_points(std, head.points, sizes)
+        drawn = np.array(self.drawn)
+        answers = []
+        for number in range(len(paths)):
+            numbers, deviations = (dict(zip(head.columns, each[number].tolist(), strict=True)) for each in shown)
+            row = {name: _round(value) for name, value in numbers.items()}
+            row |= {f"{name}_std": _round(value) for name, value in deviations.items()}
+            points = (values[number, drawn], std[number, drawn]) if self.drawn else None
+            answers.append(_Answer(_say(numbers, deviations), row, points))
+        return answers
+
+
+def _say(numbers: dict[str, float], deviations: dict[str, float]) -> str:
+    if len(numbers) > SPELLED_OUT:
+        return f"{len(numbers)} numbers, ± {np.mean(list(deviations.values())):.2g} on average"
+    return ", ".join(f"{name} {format_uncertain(value, deviations[name])}" for name, value in numbers.items())
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.6g}")

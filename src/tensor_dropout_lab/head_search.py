@@ -1,0 +1,302 @@
+"""From labelled images to a fitted head and its held-out errors: the steps of ``tensor-dropout fit``.
+
+Images go through a frozen network once; their maps are kept in a cache. A search fits heads in grouped
+cross-validation. Every method is judged on images that it had not seen, its settings chosen in the other folds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.backbones import SIDE, Backbone, check_spec, open_backbone
+from tensor_dropout_lab.data.image_files import ImageFiles, name_some, read_volume
+from tensor_dropout_lab.data.points_table import Table, Task, Units, match_files, read_table
+from tensor_dropout_lab.evaluation.held_out import (
+    BASELINE,
+    Measure,
+    Verdict,
+    judge,
+    measure_classes,
+    measure_numbers,
+    name_method,
+    predict_by_fold,
+)
+from tensor_dropout_lab.figures import require_matplotlib
+from tensor_dropout_lab.fitted_head import scale_points
+
+if TYPE_CHECKING:
+    from tensor_dropout.sklearn import FeatureMaps
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What ``tensor-dropout fit`` is told; see its help."""
+
+    images: Path
+    targets: Path
+    backbone: str
+    weights: Path | None = None
+    arguments: str = "{}"
+    layer: tuple[str, ...] = ()
+    size: tuple[int, ...] | None = None
+    pool: tuple[int, ...] | None = None
+    grid: tuple[int, ...] | None = None
+    channel_axis: int = 1
+    units: Units = "fractions"
+    missing: Any = "error"
+    task: Task | None = None
+    folds: int = 5
+    n: int | None = None
+    device: str | None = None
+    cache: Path = Path("out/feature-maps")
+    out: Path | None = None
+    seed: int = 0
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go: named by the table, or by its folder if it is called ``points.csv``."""
+        path = self.targets.expanduser().resolve()
+        return self.out or Path("out", "fit", path.parent.name if path.stem == "points" else path.stem)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images with their targets.
+
+    Attributes:
+        table: a row for each image.
+        images: in the same order.
+        available: how many there were to choose from.
+        sizes: (n, 2) width and height in pixels; None for volumes.
+    """
+
+    table: Table
+    images: ImageFiles
+    available: int
+    sizes: np.ndarray | None
+
+    @property
+    def groups(self) -> np.ndarray:
+        """(n,) the group of each; of a table without groups each image is its own."""
+        return np.array(self.table.groups or self.table.files)
+
+    @property
+    def targets(self) -> np.ndarray:
+        """What the estimator is given as y: numbers (n, k), or class names (n,)."""
+        return np.array(self.table.labels) if self.table.values is None else self.table.values
+
+    def in_units(self, values: np.ndarray, units: Units) -> np.ndarray:
+        """Coordinates (n, k) as the user's table has them."""
+        return scale_points(values, self.table.points, self.sizes) if units == "pixels" else values
+
+    def describe(self) -> str:
+        """One line."""
+        kind = "volumes" if self.images.are_volumes else "images"
+        of = "" if len(self.table) == self.available else f" of {self.available}"
+        groups = "" if self.table.groups is None else f" in {len(set(self.table.groups))} groups"
+        return f"{len(self.table)}{of} {kind}{groups}; {self._describe_targets()}"
+
+    def _describe_targets(self) -> str:
+        if self.table.values is None:
+            return f"{len(self.table.classes)} classes: {name_some(self.table.classes)}"
+        points = len(self.table.points)
+        others = len(self.table.columns) - sum(map(len, self.table.points))
+        parts = [f"{points} point{'s' * (points != 1)}"] * bool(points)
+        parts += [f"{others} number{'s' * (others != 1)}"] * bool(others)
+        return f"targets: {' and '.join(parts)} each"
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a search found, and how its methods did on images that they had not seen.
+
+    Attributes:
+        search: the fitted estimator.
+        held_out: by method, predictions: numbers (n, k), or probabilities (n, classes).
+        measures: the first one decides.
+        verdict: who won.
+        seconds: of the search.
+    """
+
+    search: Any
+    held_out: dict[str, np.ndarray]
+    measures: list[Measure]
+    verdict: Verdict
+    seconds: float
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it tells classes."""
+        return hasattr(self.search, "classes_")
+
+    @property
+    def saved(self) -> np.ndarray:
+        """Held-out predictions of the method that is saved."""
+        return self.held_out[self.search.method_]
+
+    def describe(self) -> str:
+        """What is saved."""
+        search, n = self.search, len(self.search.held_out_fold_)
+        theta = "" if search.theta_ is None else f", rank {search.rank_}, θ = {search.theta_:g}"
+        return f"Saved: {name_method(search.method_)}{theta}, α = {search.alpha_:.2g}, fitted on all {n} images."
+
+
+# Images and targets.
+
+
+def check_options(options: FitOptions) -> None:
+    """Refuse at once what would only show after the features."""
+    check_spec(options.backbone)
+    require_matplotlib()
+    if options.weights is not None and not options.weights.expanduser().is_file():
+        raise TensorDropoutError(f"fit: there is no file {options.weights} of weights; correct --weights")
+    if options.folder.exists() and not options.folder.is_dir():
+        raise TensorDropoutError(f"fit: --out is a folder, and {options.folder} is a file")
+
+
+def read_examples(options: FitOptions) -> Examples:
+    """The images and targets, checked.
+
+    Raises:
+        TensorDropoutError: if they do not belong together, cannot be read, or are too few for the folds.
+    """
+    table = read_table(options.targets, task=options.task)
+    matched, images = match_files(table, options.images, units=options.units, missing=options.missing)
+    available = len(matched)
+    if options.n is not None and options.n < available:
+        rows = sorted(np.random.default_rng(options.seed).permutation(available)[: options.n])
+        matched, images = matched.take(rows), images.take(rows)
+    _check_columns(matched)
+    _check_folds(matched, options.folds)
+    return Examples(matched, images, available, None if images.are_volumes else images.measure())
+
+
+def _check_columns(table: Table) -> None:
+    if table.values is None:
+        if len(table.classes) < 2:
+            raise TensorDropoutError(
+                f"{table.path}: all {len(table)} images are of the class {table.classes[0]!r}; two classes are needed"
+            )
+        return
+    empty = [column for column, values in zip(table.columns, table.values.T, strict=True) if np.isnan(values).all()]
+    if empty:
+        raise TensorDropoutError(
+            f"{table.path}: no number in the column {name_some(empty)}, of {len(table)} images; fill it, or delete it"
+        )
+
+
+def _check_folds(table: Table, folds: int) -> None:
+    units = len(set(table.groups or table.files))
+    if folds > units:
+        what = "images" if table.groups is None else "groups"
+        raise TensorDropoutError(
+            f"fit: {folds} folds need at least {folds} {what}, and there are {units}; lower --folds (from 2 up), or "
+            "label more"
+        )
+    if table.labels is not None and table.groups is None:
+        counts = {name: table.labels.count(name) for name in table.classes}
+        rarest = min(counts, key=lambda name: counts[name])
+        if counts[rarest] < folds:
+            raise TensorDropoutError(
+                f"fit: {folds} folds need at least {folds} images of every class, and {rarest!r} has "
+                f"{counts[rarest]}; lower --folds (from 2 up), or label more"
+            )
+
+
+# Features.
+
+
+@dataclass(frozen=True)
+class Features:
+    """The maps of all images.
+
+    Attributes:
+        transformer: what made them.
+        values: (n, C, H, W[, D]).
+        seconds: what was spent on what.
+    """
+
+    transformer: FeatureMaps
+    values: np.ndarray
+    seconds: dict[str, float]
+
+    @property
+    def cached(self) -> int:
+        """How many came from the cache."""
+        return len(self.values) - self.transformer.computed_
+
+    def describe(self) -> str:
+        """One line."""
+        maps = self.transformer
+        layers = maps.layer_ if isinstance(maps.layer_, str) else " + ".join(maps.layer_)
+        picked = " (picked; --layer names another)" if maps.layer is None else ""
+        parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.seconds.items() if name != "all")
+        return (
+            f"Features: layer {layers}{picked}, maps {'×'.join(map(str, maps.map_shape_))}; {maps.computed_} computed, "
+            f"{self.cached} from the cache {maps.cache}; {self.seconds['all']:.1f} s ({parts})"
+        )
+
+
+def open_network(options: FitOptions, images: ImageFiles) -> Backbone:
+    """The backbone for these images, with the size that was asked for."""
+    size = options.size or ()
+    if images.are_volumes:
+        shape = tuple(images.decode_as(0, read_volume).shape)
+        input_shape = (shape[0], *size) if len(size) == 3 else shape
+    else:
+        height_and_width = size * 2 if len(size) == 1 else size or (SIDE, SIDE)
+        input_shape = (3, *height_and_width)
+    backbone = open_backbone(options.backbone, options.weights, options.arguments, input_shape=input_shape)
+    return replace(backbone, size=input_shape[1:]) if size else backbone
+
+
+def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles) -> Features:
+    """The maps of all images, from the cache where it has them."""
+    from tensor_dropout.sklearn import FeatureMaps
+
+    began = time.perf_counter()
+    layer = options.layer[0] if len(options.layer) == 1 else list(options.layer) or None
+    pool = options.pool[0] if options.pool and len(options.pool) == 1 else options.pool
+    maps = FeatureMaps(
+        backbone.network, layer, size=backbone.size, mean=backbone.mean, std=backbone.std, pool=pool,
+        grid=options.grid, channel_axis=options.channel_axis, device=options.device, cache=options.cache,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tensor-dropout-") as folder:
+        try:
+            values = maps.transform(images.paths(Path(folder)))
+        except TensorDropoutError as error:  # of a tar file, name the tar file
+            raise TensorDropoutError(str(error).replace(f"{folder}/", f"{images.where}: ")) from error
+    return Features(maps, values, {**maps.seconds_, "all": time.perf_counter() - began})
+
+
+# The search, and its errors.
+
+
+def search_heads(options: FitOptions, features: np.ndarray, examples: Examples) -> Fitted:
+    """Fit heads and ridges in grouped cross-validation, and judge them by held-out images."""
+    from tensor_dropout.sklearn import TensorClassifierCV, TensorRegressorCV
+
+    began = time.perf_counter()
+    is_classifier = examples.table.values is None
+    kind = TensorClassifierCV if is_classifier else TensorRegressorCV
+    search = kind(cv=options.folds, random_state=options.seed, device=options.device, verbose=True)
+    search.fit(features, examples.targets, groups=examples.table.groups)
+    seconds = time.perf_counter() - began
+    held_out = dict(search.held_out_)
+    if is_classifier:
+        true = np.searchsorted(search.classes_, examples.targets)
+        held_out[BASELINE] = predict_by_fold(np.eye(len(search.classes_))[true], search.held_out_fold_)
+        measures = measure_classes(held_out, true)
+    else:
+        held_out[BASELINE] = predict_by_fold(examples.targets, search.held_out_fold_)
+        table = examples.table
+        measures = measure_numbers(held_out, examples.targets, table.columns, table.points, examples.sizes)
+    verdict = judge(measures[0], examples.groups, seed=options.seed)
+    return Fitted(search, held_out, measures, verdict, seconds)
