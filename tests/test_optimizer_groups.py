@@ -122,3 +122,32 @@ def test_a_wrapped_network_gives_the_groups_of_the_plain_one(tmp_path):
         assert all(a is b for a, b in zip(ours["params"], theirs["params"], strict=True))
     compiled = groups_of(torch.compile(net))
     assert [group["param_names"] for group in compiled] == [group["param_names"] for group in plain]
+
+
+@every_format
+def test_factor_step_moves_the_weight_by_that_share_of_itself(format):
+    """One step of Adam, which moves every number by its rate: the factors by their share, W by about K such shares."""
+    net = make_net(format, theta=None, dtype=torch.float64)
+    layer = net[2]
+    with torch.no_grad():
+        next(iter(layer.operands())).mul_(1e-3)  # sizes as different as those of a fitted head
+    groups = groups_of(net, factor_step=1e-3, weight_decay=0.0)
+    sizes = [float(operand.square().mean().sqrt()) for operand in layer.operands()]
+    assert sorted(group["lr"] for group in groups[1:]) == pytest.approx(
+        sorted(1e-3 * size / OPERANDS[format] for size in sizes)
+    )
+    before, W = [operand.detach().clone() for operand in layer.operands()], layer.dense_weight().detach()
+    layer.dense_weight().square().sum().backward()
+    torch.optim.Adam(groups[1:], eps=0).step()
+    for old, new in zip(before, layer.operands(), strict=True):
+        assert float((new - old).norm() / old.norm()) == pytest.approx(1e-3 / OPERANDS[format])
+    assert 1e-4 < float((layer.dense_weight() - W).norm() / W.norm()) < 1e-3
+
+
+def test_factor_step_refuses_a_second_rate_and_factors_of_zeros():
+    net = make_net()
+    with pytest.raises(td.TensorDropoutError, match=r"factor_lr=0.1 and factor_step=0.01 .* leave one out"):
+        groups_of(net, factor_lr=0.1, factor_step=0.01)
+    nn.init.zeros_(net[2].factors[1])
+    with pytest.raises(td.TensorDropoutError, match=r"2\.factors\.1 has the size 0\.0; use factor_lr"):
+        groups_of(net, factor_step=0.01)

@@ -16,7 +16,7 @@ from finetuning.training import Execution
 from tensor_dropout_lab.run_records import handing_on_the_command
 
 SIDE, POOL = 224, 7
-STEPS = {100: 120, 400: 240}
+STEPS = {100: 150, 400: 300}
 QUICK = {"side": 56, "pool": 2, "steps": {20: 3}, "n_test": 20}
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
 

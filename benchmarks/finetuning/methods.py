@@ -25,13 +25,14 @@ FROZEN = {
     "pooled": "frozen, pooled ridge",
 }
 """What is done with the maps of the frozen network, by head."""
-NEAR, FAR = (1e-3, 1e-2), (1e-2, 5e-2)
-"""Head rates from a fitted head, and from a random one."""
+RATES = (3e-4, 1e-3)
+NEAR, FAR = (3e-3, 3e-2), (3e-2, 1e-1)
+"""Steps of a fitted head, and of a random one."""
 
 
-def make_grid(rates: tuple[float, ...], head_rates: tuple[float, ...]) -> tuple[Setting, ...]:
+def make_grid(rates: tuple[float, ...], head_steps: tuple[float, ...]) -> tuple[Setting, ...]:
     """All pairs."""
-    return tuple(Setting(rate, head_rate) for rate in rates for head_rate in head_rates)
+    return tuple(Setting(rate, head_step) for rate in rates for head_step in head_steps)
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Method:
     """
 
     head: str
-    grid: tuple[Setting, ...] = make_grid((1e-4, 1e-3), NEAR)
+    grid: tuple[Setting, ...] = make_grid(RATES, NEAR)
     expected: bool = False
     pretrained: bool = True
 
@@ -56,7 +57,7 @@ METHODS = {
     "tensor head, exact loss": Method("tensor", expected=True),
     "flattened linear": Method("flattened"),
     "pooled linear": Method("pooled"),
-    "random tensor head": Method("random", make_grid((1e-4, 1e-3), FAR)),
+    "random tensor head": Method("random", make_grid(RATES, FAR)),
     "from scratch": Method("random", make_grid((1e-3, 3e-3), FAR), pretrained=False),
 }
 

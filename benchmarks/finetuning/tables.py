@@ -21,10 +21,15 @@ METHODS = (
 )  # fmt: skip
 """In the order of the tables."""
 FROZEN, MASKS, EXACT, RANDOM = METHODS[2], METHODS[5], METHODS[6], METHODS[7]
-PAIRS = (
-    (EXACT, FROZEN), (MASKS, FROZEN), (EXACT, "pooled linear"), (EXACT, "flattened linear"), (EXACT, MASKS),
-    (RANDOM, EXACT), ("from scratch", EXACT),
-)  # fmt: skip
+PAIRS = {
+    "exact loss to frozen": (EXACT, FROZEN),
+    "masks to frozen": (MASKS, FROZEN),
+    "exact loss to pooled linear": (EXACT, "pooled linear"),
+    "exact loss to flattened linear": (EXACT, "flattened linear"),
+    "exact loss to masks": (EXACT, MASKS),
+    "random head to masks": (RANDOM, MASKS),
+    "from scratch to masks": ("from scratch", MASKS),
+}
 """Whose error is compared with whose."""
 
 
@@ -96,10 +101,10 @@ def write_errors(record: Record) -> str:
 def write_differences(record: Record) -> str:
     """Every pair of :data:`PAIRS`."""
     lines = [
-        [name, str(n), *(difference(errors.get(a, {}), errors.get(b, {})) for a, b in PAIRS)]
+        [name, str(n), *(difference(errors.get(a, {}), errors.get(b, {})) for a, b in PAIRS.values())]
         for (name, n), errors in gather_errors(record).items()
     ]
-    return write_table(["set", "n", *(f"{a} to {b}" for a, b in PAIRS)], lines, 2)
+    return write_table(["set", "n", *(f"{a} to {b}" for a, b in PAIRS.values())], lines, 2)
 
 
 def write_chosen(record: Record) -> str:
@@ -110,13 +115,13 @@ def write_chosen(record: Record) -> str:
             chosen.setdefault(cell.method, []).append(row)
 
     def row(method: str, rows: list[dict[str, Any]]) -> list[str]:
-        names = [f"{each['chosen']['rate']:g}, {each['chosen']['head_rate']:g}" for each in rows]
+        names = [f"{each['chosen']['rate']:g}, {each['chosen']['head_step']:g}" for each in rows]
         counts = "; ".join(f"{name}: {names.count(name)}" for name in sorted(set(names)))
         better = sum(min(_held_out(each)) < each["held_out_at_start"] for each in rows)
         seconds = np.mean([each["training_seconds"] for each in rows])
         return [method, counts, f"{better} of {len(rows)}", f"{seconds:.1f}"]
 
-    header = ["method", "rate, head rate: cells", "held-out error below the start's", "training, s"]
+    header = ["method", "rate, head step: cells", "held-out error below the start's", "training, s"]
     return write_table(header, (row(name, chosen[name]) for name in METHODS if name in chosen), 2)
 
 

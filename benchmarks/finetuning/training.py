@@ -7,19 +7,18 @@ the step of all settings is captured as one CUDA graph, with a stream for each s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+import tensor_dropout as td
 from finetuning.data import Part, points_of, prepare
 from tensor_dropout.features.attach import HeadedNetwork
 from tensor_dropout.losses import expect
 from tensor_dropout_lab.data.augment_points import MovePoints
-from tensor_dropout_lab.training.execution import autocast, lay_out_
-from tensor_dropout_lab.training.step import Graph
 
 BATCH = 32
 WARM_UP = 0.1
@@ -35,11 +34,11 @@ class Setting:
 
     Attributes:
         rate: the learning rate of the backbone and of all biases.
-        head_rate: how far a step moves a weight of the head, as a share of the root mean square of its tensor.
+        head_step: the share of itself by which the head's weight moves in a step: see ``td.param_groups``.
     """
 
     rate: float
-    head_rate: float
+    head_step: float
 
 
 @dataclass(frozen=True)
@@ -74,24 +73,19 @@ class InTraining(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             return self.network(x)
-        with autocast(x.device, self.dtype):
+        # A cache of cast weights would outlive a captured graph.
+        with torch.autocast(x.device.type, torch.bfloat16, self.dtype == torch.bfloat16, cache_enabled=False):
             return self.network(x)
 
 
 def group_parameters(network: HeadedNetwork, setting: Setting) -> list[dict]:
-    """Groups for Adam: the backbone with the head's bias, and each weight of the head at a rate of its own size.
-
-    Adam moves every weight by about its rate, whatever the gradient. Weights of a head that ridge has fitted to 5,488
-    features are of the order of 1e-4: one step at an ordinary rate would replace them.
-    """
-    weights = [p for name, p in network.head.named_parameters() if p.requires_grad and not name.endswith("bias")]
-    chosen = {id(p) for p in weights}
-    rest = [p for p in network.parameters() if p.requires_grad and id(p) not in chosen]
-    groups = [{"params": rest, "lr": setting.rate}]
-    for weight in weights:
-        size = float(weight.detach().square().mean().sqrt())
-        groups.append({"params": [weight], "lr": setting.head_rate * size})
-    return groups
+    """Groups for Adam: the backbone with the head's bias, and each weight of the head at a rate of its own size."""
+    linear = next((module for module in network.head.modules() if isinstance(module, nn.Linear)), None)
+    if linear is None:
+        return td.param_groups(network, lr=setting.rate, factor_step=setting.head_step)
+    rest = [p for p in network.parameters() if p.requires_grad and p is not linear.weight]
+    size = float(linear.weight.detach().square().mean().sqrt())
+    return [{"params": rest, "lr": setting.rate}, {"params": [linear.weight], "lr": setting.head_step * size}]
 
 
 def rate_factors(steps: int) -> list[float]:
@@ -147,7 +141,7 @@ class Training:
         for network, setting in zip(networks, settings, strict=True):
             network.train()
             network.backbone.train(train_statistics)
-            network.backbone = InTraining(lay_out_(network.backbone, self.layout), execution.dtype)
+            network.backbone = InTraining(network.backbone.to(memory_format=self.layout), execution.dtype)
             groups += group_parameters(network, setting)
         on_gpu = self.device.type == "cuda"
         self.first_rates = torch.tensor([group["lr"] for group in groups], device=self.device)
@@ -165,13 +159,13 @@ class Training:
         """All steps."""
         torch.manual_seed(self.seed)
         order = order_batches(len(self.part), self.steps, self.seed).to(self.device)
-        step = self.update
+        step: Callable[[Tensor, Tensor], None] = self.update
         for k, factor in enumerate(rate_factors(self.steps)):
             torch.mul(self.first_rates, factor, out=self.rates)
             x, y = self.move(prepare(self.part.images[order[k]]), self.part.y[order[k]])
             x = x.contiguous(memory_format=self.layout)
             if self.graph and k == EAGER_STEPS:
-                step = Graph(self.update, (x, y), self.optimizer)
+                step = self.capture(x, y)
             if self.graph and k < EAGER_STEPS:
                 with self._beside([torch.cuda.Stream()], 0):
                     step(x, y)
@@ -192,6 +186,21 @@ class Training:
         for stream in self.streams:
             torch.cuda.current_stream().wait_stream(stream)
         self.optimizer.step()
+
+    def capture(self, x: Tensor, y: Tensor) -> Callable[[Tensor, Tensor], None]:
+        """The step as one CUDA graph; nothing is computed yet."""
+        places = x.clone(), y.clone()
+        self.optimizer.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.update(*places)
+
+        def replay(*batch: Tensor) -> None:
+            for place, tensor in zip(places, batch, strict=True):
+                place.copy_(tensor)
+            graph.replay()
+
+        return replay
 
     @contextmanager
     def _beside(self, streams: Sequence, k: int, join: bool = True) -> Iterator[None]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.head_outputs import unwrap
 from tensor_dropout.layers.regression import TensorRegression
 
@@ -17,6 +18,7 @@ def param_groups(
     weight_decay: float = 0.0,
     factor_lr: float | None = None,
     factor_decay: float | None = None,
+    factor_step: float | None = None,
 ) -> list[dict[str, Any]]:
     """Groups for any torch optimizer: the rest of the network, and the factors of each tensor regression.
 
@@ -30,9 +32,16 @@ def param_groups(
         weight_decay: of everything else.
         factor_lr: of the factors; None: ``lr / K``.
         factor_decay: of the factors; None: ``weight_decay``.
+        factor_step: in place of ``factor_lr``, for Adam and its kin and for heads that are fitted already: the share of
+            itself by which W is to move in a step. Each factor gets a group, and the rate that is this share of its
+            root mean square, over K. Adam moves every number by about its rate, however small the number is, so that
+            an ordinary rate replaces a fitted head in a few steps.
 
     Returns:
         Groups with their parameters' names (``param_names``), "lr" and "weight_decay"; empty ones are left out.
+
+    Raises:
+        TensorDropoutError: for both ``factor_lr`` and ``factor_step``, or a factor of zeros, which has no such rate.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -41,6 +50,11 @@ def param_groups(
         >>> [(group["lr"], len(group["params"])) for group in optimizer.param_groups]
         [(0.1, 3), (0.025, 4)]
     """
+    if factor_lr is not None and factor_step is not None:
+        raise TensorDropoutError(
+            f"param_groups: factor_lr={factor_lr} and factor_step={factor_step} both set the rate of the factors; "
+            "leave one out"
+        )
     groups = []
     taken: set[int] = set()
     for name, layer in unwrap(model).named_modules():
@@ -49,10 +63,23 @@ def param_groups(
         prefix = f"{name}." if name else ""
         own = [(prefix + key, p) for key, p in layer.named_parameters() if key != "bias" and id(p) not in taken]
         taken |= {id(parameter) for _, parameter in own}
-        rate = lr / len(layer.operands()) if factor_lr is None else factor_lr
-        groups.append(_group(own, rate, weight_decay if factor_decay is None else factor_decay))
+        decay, K = weight_decay if factor_decay is None else factor_decay, len(layer.operands())
+        if factor_step is None:
+            groups.append(_group(own, lr / K if factor_lr is None else factor_lr, decay))
+        else:
+            groups += [_group([item], factor_step * _size(*item) / K, decay) for item in own]
     rest = [(name, p) for name, p in unwrap(model).named_parameters() if id(p) not in taken]
     return [group for group in (_group(rest, lr, weight_decay), *groups) if group["params"]]
+
+
+def _size(name: str, factor: nn.Parameter) -> float:
+    """The root mean square."""
+    size = float(factor.detach().double().square().mean().sqrt())
+    if not size > 0:
+        raise TensorDropoutError(
+            f"param_groups: factor_step is a share of a factor's size, and {name} has the size {size}; use factor_lr"
+        )
+    return size
 
 
 def _group(named: list[tuple[str, nn.Parameter]], lr: float, weight_decay: float) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""The benchmark of fine-tuning: its loss, rates, random heads and tables, on a tiny network. Nothing is timed."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import tensor_dropout as td
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+
+from finetuning import methods, tables, training
+from finetuning.data import Part
+
+SETTING = training.Setting(1e-2, 1e-1)
+
+
+@pytest.fixture
+def part():
+    """A bright square in noise, and where its centre is."""
+    rng = np.random.default_rng(0)
+    images, places = rng.integers(0, 40, size=(40, 3, 16, 16)), rng.integers(3, 13, size=(40, 2))
+    for image, (x, y) in zip(images, places, strict=True):
+        image[:, y - 2 : y + 2, x - 2 : x + 2] = 250
+    y = torch.from_numpy(places / 16).float()
+    return Part(torch.from_numpy(images).to(torch.uint8), y, np.arange(40))
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+    head = td.CPRegression((8, 8, 8), 2, rank=8, dropout=td.TensorDropout(0.5, per_sample=True), init="normal")
+    return td.attach_head(backbone.eval(), head, "2", example_input=torch.zeros(1, 3, 16, 16))
+
+
+def train(network, part, **options):
+    settings = {"expected": True, "train_statistics": False, "steps": 30, "seed": 0, **options}
+    run = training.Training([network], [SETTING], part, execution=training.Execution(), **settings)
+    run.run()
+    return run
+
+
+def test_the_loss_is_the_expected_one_and_leaves_out_missing_points(network, part):
+    x, y = training.prepare(part.images[:5]), part.y[:5].clone()
+    torch.testing.assert_close(training.compute_loss(network, x, y, True), td.expected_mse(network, x, y))
+    y[0] = torch.nan
+    torch.testing.assert_close(
+        training.compute_loss(network, x, y, True), td.expected_mse(network, x[1:], y[1:]), rtol=1e-4, atol=1e-6
+    )
+    network.eval()
+    expected = nn.functional.mse_loss(network(x[1:]), y[1:])
+    torch.testing.assert_close(training.compute_loss(network, x, y, False), expected)
+
+
+@pytest.mark.parametrize("expected", [True, False])
+def test_training_lowers_the_error_and_leaves_the_statistics_alone(network, part, expected):
+    norm = next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+    before, mean = training.measure(network, part), norm.running_mean.clone()
+    train(network, part, expected=expected)
+    assert training.measure(network, part) < 0.6 * before
+    assert torch.equal(norm.running_mean, mean)
+    assert not network.training
+
+
+def test_settings_are_trained_on_the_same_batches_as_alone(network, part):
+    others = [copy.deepcopy(network) for _ in range(2)]
+    settings = [SETTING, training.Setting(1e-3, 1e-3)]
+    options = {"expected": True, "train_statistics": False, "steps": 4, "seed": 0, "execution": training.Execution()}
+    training.Training(others, settings, part, **options).run()
+    train(network, part, steps=4)
+    x = training.prepare(part.images)
+    torch.testing.assert_close(others[0](x), network(x))
+    assert not torch.allclose(others[1](x), network(x), atol=1e-3)
+
+
+def test_from_scratch_the_statistics_are_those_of_the_batches(network, part):
+    norm = next(module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+    mean = norm.running_mean.clone()
+    train(network, part, train_statistics=True, steps=2)
+    assert not torch.equal(norm.running_mean, mean)
+
+
+def test_rates_rise_and_fall_to_zero():
+    factors = training.rate_factors(100)
+    assert len(factors) == 100
+    assert factors.index(max(factors)) in (9, 10)
+    assert factors[0] == pytest.approx(0.1)
+    assert factors[-1] < 1e-3
+
+
+def test_every_image_comes_once_before_any_comes_again():
+    order = training.order_batches(40, 5, 0)
+    assert order.shape == (5, 32)
+    assert sorted(order.flatten()[:40].tolist()) == list(range(40))
+    assert training.order_batches(20, 3, 0).shape == (3, 20)
+
+
+def test_the_weight_of_a_linear_head_moves_by_its_step(network):
+    network.head = nn.Sequential(nn.Flatten(), nn.Linear(512, 2))
+    rest, weight = training.group_parameters(network, SETTING)
+    assert weight["lr"] == pytest.approx(0.1 * float(network.head[1].weight.detach().square().mean().sqrt()))
+    assert any(p is network.head[1].bias for p in rest["params"])
+    assert len(rest["params"]) + 1 == len(list(network.parameters()))
+
+
+def test_a_random_head_starts_at_the_scale_of_the_targets(network, part):
+    maps = torch.randn(40, 8, 8, 8)
+    head = methods.redraw(network.head, maps, part.y, 0)
+    outputs = head.eval()(maps)
+    torch.testing.assert_close(outputs.mean(0), part.y.mean(0), rtol=0, atol=1e-3)
+    torch.testing.assert_close(outputs.var(0).mean(), part.y.var(0).mean(), rtol=1e-2, atol=0)
+
+
+def test_all_methods_have_as_many_settings():
+    assert {len(set(method.grid)) for method in methods.METHODS.values()} == {4}
+    assert {*methods.FROZEN.values(), *methods.METHODS} == set(tables.METHODS)
+
+
+@pytest.fixture
+def record(tmp_path):
+    """Two splits of two methods, one of a third, a run that diverged, and half a line."""
+    rows = [
+        {"set": "wings", "n": 100, "split": split, "method": method, "error": error, "environment": {}}
+        for method, errors in (
+            (tables.FROZEN, (2, 4)),
+            (tables.EXACT, (1, 3)),
+            ("pooled linear", (4,)),
+            (tables.MASKS, (2,)),
+        )
+        for split, error in enumerate(errors)
+    ]
+    rows.append({"set": "wings", "n": 100, "split": 0, "method": "from scratch", "error": None, "environment": {}})
+    path = tmp_path / "record.jsonl"
+    path.write_text("\n".join(json.dumps(row) for row in rows) + '\n{"set": "win', encoding="utf-8")
+    return tables.read_record(path)
+
+
+def test_tables_compare_the_splits_that_both_methods_have(record, capsys):
+    assert len(record) == 7
+    cells = tables.render("errors", record).splitlines()[2].strip("| ").split(" | ")
+    assert cells[:3] == ["wings", "100", "1 to 2"]
+    shown = dict(zip(tables.METHODS, cells[3:], strict=True))
+    assert (shown[tables.FROZEN], shown[tables.EXACT], shown["pooled linear"]) == ("3.000", "**2.000**", "4.000")
+    cells = tables.render("differences", record).splitlines()[2].strip("| ").split(" | ")
+    shown = dict(zip(tables.PAIRS, cells[2:], strict=True))
+    assert shown["exact loss to frozen"] == "−37.5 [−196.3, +121.3]"  # −50 and −25 %
+    assert shown["exact loss to pooled linear"] == "−75.0"
+    assert shown["from scratch to masks"] == "diverged"
