@@ -120,7 +120,9 @@ def compute_maps(kind: str, scans: list[Tensor]) -> np.ndarray:
     """(n, 112, 18, 4, 4): channels, slices, height, width; or (n, 10, 12, 12) without a network."""
     if kind == "voxels":
         return F.avg_pool3d(torch.stack(scans), CUBE).numpy()
-    maps = FeatureMaps(load_network(), LAYER, pool=GRID).fit_transform(Slices(scans))  # (n · 18, 112, 4, 4)
+    maps = FeatureMaps(load_network(), LAYER, pool=GRID, cache=CACHE).fit_transform(
+        Slices(scans)
+    )  # (n · 18, 112, 4, 4)
     stacked: np.ndarray = maps.reshape(len(scans), 3 * SLICES, *maps.shape[1:]).swapaxes(1, 2)
     return stacked
 
@@ -159,8 +161,8 @@ def read_record(path: Path) -> dict[str, Any]:
     return record
 
 
-def run(folder: Path, path: Path) -> None:
-    """Run what the record does not have."""
+def run(folder: Path, path: Path, most: int) -> None:
+    """Run what the record does not have, at most so many folds."""
     scans, ages, folds = load_people(folder)
     names = [name for fold in folds for name in fold]
     y = np.array([ages[name] for name in names], dtype=np.float32)
@@ -168,11 +170,11 @@ def run(folder: Path, path: Path) -> None:
     record["fold_of"] = [k for k, fold in enumerate(folds) for _ in fold]
     fold_of = np.array(record["fold_of"])
     done = {(row["maps"], row["fold"]) for row in record["folds"]}
-    with show_progress("brain age", len(MAPS) * FOLDS - len(done)) as advance:
-        for kind in MAPS:
-            todo = [fold for fold in range(FOLDS) if (kind, fold) not in done]
-            x = compute_maps(kind, [scans[name] for name in names]) if todo else np.empty(0)
-            for fold in todo:
+    todo = [(kind, fold) for kind in MAPS for fold in range(FOLDS) if (kind, fold) not in done][:most]
+    with show_progress("brain age", len(todo)) as advance:
+        for kind in dict.fromkeys(kind for kind, _ in todo):
+            x = compute_maps(kind, [scans[name] for name in names])
+            for fold in (fold for each, fold in todo if each == kind):
                 began = time.perf_counter()
                 test = fold_of == fold
                 row = {"maps": kind, "shape": list(x.shape[1:]), "fold": fold, **fit_fold(x[~test], y[~test], x[test])}
@@ -184,11 +186,13 @@ def run(folder: Path, path: Path) -> None:
 
 
 def main() -> None:
+    """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="the folder of scans, with participants.tsv")
     parser.add_argument("--record", type=Path, default=RECORD, help="default: results/brain-age-frozen.json")
+    parser.add_argument("--most", type=int, default=len(MAPS) * FOLDS, help="stop after so many folds")
     arguments = parser.parse_args()
-    run(arguments.folder, arguments.record)
+    run(arguments.folder, arguments.record, arguments.most)
 
 
 if __name__ == "__main__":
