@@ -125,23 +125,22 @@ def test_a_wrapped_network_gives_the_groups_of_the_plain_one(tmp_path):
 
 
 @every_format
-def test_factor_step_moves_the_weight_by_that_share_of_itself(format):
-    """One step of Adam, which moves every number by its rate: the factors by their share, W by about K such shares."""
+def test_a_step_of_adam_moves_each_factor_by_its_share_of_itself(format):
+    """That K such steps move W by about the whole share is the test above."""
     net = make_net(format, theta=None, dtype=torch.float64)
     layer = net[2]
     with torch.no_grad():
         next(iter(layer.operands())).mul_(1e-3)  # sizes as different as those of a fitted head
     groups = groups_of(net, factor_step=1e-3, weight_decay=0.0)
-    sizes = [float(operand.square().mean().sqrt()) for operand in layer.operands()]
+    sizes = [float(operand.detach().square().mean().sqrt()) for operand in layer.operands()]
     assert sorted(group["lr"] for group in groups[1:]) == pytest.approx(
         sorted(1e-3 * size / OPERANDS[format] for size in sizes)
     )
-    before, W = [operand.detach().clone() for operand in layer.operands()], layer.dense_weight().detach()
+    before = [operand.detach().clone() for operand in layer.operands()]
     layer.dense_weight().square().sum().backward()
     torch.optim.Adam(groups[1:], eps=0).step()
     for old, new in zip(before, layer.operands(), strict=True):
-        assert float((new - old).norm() / old.norm()) == pytest.approx(1e-3 / OPERANDS[format])
-    assert 1e-4 < float((layer.dense_weight() - W).norm() / W.norm()) < 1e-3
+        assert float((new.detach() - old).norm() / old.norm()) == pytest.approx(1e-3 / OPERANDS[format])
 
 
 def test_factor_step_refuses_a_second_rate_and_factors_of_zeros():

@@ -25,7 +25,7 @@ FROZEN = {
     "pooled": "frozen, pooled ridge",
 }
 """What is done with the maps of the frozen network, by head."""
-RATES = (3e-4, 1e-3)
+RATES = (1e-3, 3e-3)
 NEAR, FAR = (3e-3, 3e-2), (3e-2, 1e-1)
 """Steps of a fitted head, and of a random one."""
 
@@ -58,7 +58,7 @@ METHODS = {
     "flattened linear": Method("flattened"),
     "pooled linear": Method("pooled"),
     "random tensor head": Method("random", make_grid(RATES, FAR)),
-    "from scratch": Method("random", make_grid((1e-3, 3e-3), FAR), pretrained=False),
+    "from scratch": Method("random", make_grid(RATES, FAR), pretrained=False),
 }
 
 

@@ -81,7 +81,7 @@ def run_group(group: Group, plan: Plan, methods: Sequence[str]) -> None:
                 head = next(head for head, shown in FROZEN.items() if shown == name)
                 row = {"error": measure(full.begin(head), test)}
         except Exception:
-            traceback.print_exc()
+            print(f"{group}, {name}: failed\n{traceback.format_exc(limit=-4)}", file=sys.stderr, flush=True)
             failed.append(name)
             continue
         row |= {"seconds": time.perf_counter() - began, "n_test": len(test)}

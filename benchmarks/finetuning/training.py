@@ -192,7 +192,7 @@ class Training:
         places = x.clone(), y.clone()
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.update(*places)
 
         def replay(*batch: Tensor) -> None:
