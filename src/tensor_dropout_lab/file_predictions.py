@@ -245,7 +245,7 @@ class _Trained:
 
             pictures.append(stem.with_name(f"{stem.name}-points.png"))
             spread = "" if answer.points[1] is None else " Ellipse: ± the spread over the masks, not the whole error."
-            caption = f"Orange: predicted.{spread}"
+            caption = f"Blue: predicted.{spread}"
             draw_panels(pictures[0], self.reader.show(path, *answer.points), caption)
         if not answer.outputs:
             return described, pictures

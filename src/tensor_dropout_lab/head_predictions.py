@@ -15,8 +15,7 @@ from torch import Tensor
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import Files, Item, Preparation
 from tensor_dropout.progress import show_progress
-from tensor_dropout_lab.data.image_files import ImageFiles
-from tensor_dropout_lab.data.table import TableReader
+from tensor_dropout_lab.data.table_reader import TableReader
 from tensor_dropout_lab.file_predictions import (
     FilePredictions,
     check_drawing,
@@ -81,7 +80,7 @@ def predict_with_head(
                 rows.append({"file": str(path), **answer.row})
                 lines.append(f"{path}: {answer.text}")
                 if draws:
-                    written.append(answer.draw(path, out / f"{names[path]}.png"))
+                    written.append(predictor.draw(path, answer, out / f"{names[path]}.png"))
             advance(len(chunk))
     table = out if is_table else out / "predictions.csv"
     write_table(table, list_rows(paths, rows, failures))
@@ -104,17 +103,6 @@ class _Answer:
     row: dict[str, Any]
     points: tuple[np.ndarray, np.ndarray] | None = None
 
-    def draw(self, path: Path, picture: Path) -> Path:
-        """Draw the points on the image."""
-        from tensor_dropout_lab.point_pictures import Panel, draw_panels, shrink
-
-        assert self.points is not None
-        places, std = self.points
-        image = shrink(ImageFiles(path.parent, [path.name]).decode(0))
-        caption = "Blue: predicted. Ellipse: ± one standard deviation of the error."
-        draw_panels(picture, [Panel(image, path.name, places, std=std)], caption)
-        return picture
-
 
 class _Predictor:
     """A fitted head with its network.
@@ -132,8 +120,8 @@ class _Predictor:
         self.maps.set_params(verbose=False)
         self.input_shape = tuple(head.record["maps"]["input_shape"])
         self.preparation = Preparation(self.maps.size, self.maps.mean, self.maps.std)
-        self.reader = TableReader(self.input_shape, {}, None, {})
-        self.drawn = [] if self.reader.are_volumes else [point for point in head.points if len(point) == 2]
+        self.reader = TableReader(self.input_shape, {"units": head.record["units"]}, None, {})
+        self.drawn = [point for point in head.points if len(point) == len(self.input_shape) - 1]
 
     @property
     def has_points(self) -> bool:
@@ -180,7 +168,7 @@ class _Predictor:
         values, std = head.estimator.predict(features, return_std=True)
         shown = values, std
         if head.in_pixels:
-            sizes = np.concatenate([ImageFiles(path.parent, [path.name]).measure() for path in paths])
+            sizes = np.array([self.reader.measure(path) for path in paths])
             shown = scale_points(values, head.points, sizes), scale_points(std, head.points, sizes)
         drawn = np.array(self.drawn)
         answers = []
@@ -191,6 +179,15 @@ class _Predictor:
             points = (values[number, drawn], std[number, drawn]) if self.drawn else None
             answers.append(_Answer(_say(numbers, deviations), row, points))
         return answers
+
+    def draw(self, path: Path, answer: _Answer, picture: Path) -> Path:
+        """Draw the points on an image, or on slices of a volume."""
+        from tensor_dropout_lab.point_pictures import draw_panels
+
+        assert answer.points is not None
+        caption = "Blue: predicted. Ellipse: ± one standard deviation of the error."
+        draw_panels(picture, self.reader.show(path, *answer.points), caption)
+        return picture
 
 
 def _say(numbers: dict[str, float], deviations: dict[str, float]) -> str:

@@ -65,7 +65,7 @@ class TableReader:
         self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
     ) -> None:
         self.shape, self.are_volumes = tuple(input_shape), len(input_shape) == 4
-        self.endings = VOLUMES if self.are_volumes else PICTURES
+        self.endings: tuple[str, ...] = VOLUMES if self.are_volumes else PICTURES
         self.in_pixels = options.get("units") == "pixels"
         import_extra("nibabel" if self.are_volumes else "PIL.Image", "table")
         self.prepare = StandardizeImages() if self.are_volumes else build_prepare(options.get("normalize", "channel"))

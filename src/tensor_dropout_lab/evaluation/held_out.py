@@ -176,6 +176,8 @@ def judge(measure: Measure, groups: np.ndarray, *, seed: int = 0) -> Verdict:
     best, other = measure.order(rivals if len(rivals) == 2 else [*rivals, BASELINE])
     verdict = _compare(measure, best, other, groups, seed)
     text = _say_who_won(measure, verdict)
+    if not ridges:
+        text += " Ridge is left out: it takes no missing targets."
     if other != BASELINE and not _is_better(measure, _compare(measure, best, BASELINE, groups, seed)):
         name = name_method(BASELINE, classes=measure.higher_is_better)
         text += f" Neither is shown to be better than {name}: these features do not tell the target."
