@@ -64,10 +64,10 @@ clean: ## remove both environments, caches and results
 	rm -rf $(VENV) $(ECOSYSTEM) out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-%/bin/python:
+$(BIN)/python $(ECOSYSTEM)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "tensor-dropout needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python"; exit 1; }
-	$(PYTHON) -m venv $*
+	$(PYTHON) -m venv $(@:/bin/python=)
 
 # .ready-test, .ready-all and .ready-docs: the extras are installed as pyproject.toml and constraints.txt now stand.
 $(VENV)/.ready-%: pyproject.toml constraints.txt | $(BIN)/python
