@@ -550,7 +550,14 @@ def test_all_unreadable_images_are_named(folder):
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(folder / "deep.png")
     with pytest.raises(TensorDropoutError, match="4 of 9 samples cannot be read") as caught:
         maps_of(convolutions(), "c", size=32).transform(sorted(folder.iterdir()))
-    for name in ("broken.jpg (OSError", "empty.png (Unid", "text.png (Unid", "deep.png (ValueError: pixels of more"):
+    no_picture = "(it is no picture of a known format"
+    expected = (
+        "broken.jpg (OSError",
+        f"empty.png {no_picture}",
+        f"text.png {no_picture}",
+        "deep.png (ValueError: pixels",
+    )
+    for name in expected:
         assert str(folder / name) in str(caught.value)
     assert "save it with 8 bits" in str(caught.value)
     with pytest.raises(TensorDropoutError, match="1 of 1 samples cannot be read"):

@@ -179,7 +179,8 @@ def extract(reader: Reader, source: Source, advance: Advance) -> np.ndarray:
     maps = np.empty((len(source), *reader.probe.map_shape), reader.dtype)
     done = 0
     for batch, rows in reader.maps(_batches(reader, source, None, advance), source, ()):
-        maps[done : done + len(batch)] = rows  # without a cache every sample is computed, in order
+        # Without a cache every sample is computed, in order. torch copies with all threads: these pages are new.
+        torch.from_numpy(maps[done : done + len(batch)]).copy_(torch.from_numpy(rows))
         done += len(batch)
         advance(len(batch))
     assert done == len(source)

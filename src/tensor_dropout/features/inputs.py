@@ -9,6 +9,7 @@ import hashlib
 import io
 import math
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,8 @@ class Arrays(Source):
         self.arrays, self.description = arrays, {"files": "none"}
         first = tuple(arrays[0].shape)
         check_sample(arrays[0], where)
+        if isinstance(arrays, np.ndarray) and arrays.flags.c_contiguous and arrays.dtype.isnative:
+            self.arrays = _share(arrays)
         if isinstance(arrays, list):
             wrong = [n for n, array in enumerate(arrays) if tuple(array.shape) != first]
             if wrong:
@@ -260,6 +263,13 @@ def as_sample(values: Any) -> Tensor:
     array = np.asarray(values)
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def _share(array: np.ndarray) -> Tensor:
+    """A tensor on the same memory, be it read-only: nobody writes to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writ")
+        return torch.from_numpy(array)
 
 
 def _hashed(x: Tensor, is_known: Callable[[str], bool] | None) -> Item:
