@@ -1,6 +1,6 @@
 # Everything starts from a bare clone: Python 3.11 or newer, git, make and a compiler are enough.
 #   make test    set up .venv, lint, type-check, run the tests
-#   make demo    set up .venv, run every table and figure of the paper in miniature, and write the report
+#   make demo    set up .venv, show in one picture what it is for; then the paper in miniature, and the report
 #   make docs    set up .venv, build the documentation site
 #   make test-ecosystem    set up .venv-ecosystem, try networks of other packages
 PYTHON ?= python3
@@ -38,7 +38,8 @@ lint: $(VENV)/.ready-test ## ruff and mypy alone
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-demo: $(VENV)/.ready-all ## every table and figure of the paper in miniature, and the report: an HTML page in out/report
+demo: $(VENV)/.ready-all ## one picture of what it is for; then every table and figure of the paper in miniature, and the report
+	OMP_NUM_THREADS=1 $(BIN)/tensor-dropout demo --out out/demo
 	OMP_NUM_THREADS=1 $(BIN)/tensor-dropout reproduce all --preset quick --workers 2 --out out/reproduce/quick
 	$(BIN)/tensor-dropout report --quick out/reproduce/quick --full results --out out/report
 
@@ -59,6 +60,8 @@ tables: $(VENV)/.ready-all ## write the measured tables and figures of the docs 
 
 pictures: $(VENV)/.ready-all ## draw the pictures of docs/images anew
 	$(BIN)/python tools/draw_masks.py
+	OMP_NUM_THREADS=1 $(BIN)/tensor-dropout demo --out out/demo
+	$(BIN)/python tools/shrink_png.py out/demo/where-is-the-digit.png docs/images/where-is-the-digit.png
 
 clean: ## remove both environments, caches and results
 	rm -rf $(VENV) $(ECOSYSTEM) out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,6 +14,7 @@ import typer
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.version import __version__
 from tensor_dropout_lab.cli.convert import convert
+from tensor_dropout_lab.cli.demo import demo
 from tensor_dropout_lab.cli.evaluate import compare, evaluate
 from tensor_dropout_lab.cli.export import export
 from tensor_dropout_lab.cli.failures import report_failure
@@ -32,6 +33,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
