@@ -34,6 +34,12 @@ from tensor_dropout_lab.fitted_head import scale_points
 if TYPE_CHECKING:
     from tensor_dropout.sklearn import FeatureMaps
 
+SETTINGS = {
+    "say grid=(h, w)": "say --grid h,w",
+    "set size, or pass inputs such as the network gets in use": "set --size, or name a network for such images",
+}
+"""What messages advise in Python, and the options that do the same."""
+
 
 @dataclass(frozen=True)
 class FitOptions:
@@ -272,8 +278,16 @@ def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles
         try:
             values = maps.transform(images.paths(Path(folder)))
         except TensorDropoutError as error:  # of a tar file, name the tar file
-            raise TensorDropoutError(str(error).replace(f"{folder}/", f"{images.where}: ")) from error
+            message = str(error).replace(f"{folder}/", f"{images.where}: ")
+            raise TensorDropoutError(_name_options(message)) from error
     return Features(maps, values, {**maps.seconds_, "all": time.perf_counter() - began})
+
+
+def _name_options(message: str) -> str:
+    """A message of ``FeatureMaps`` as the command line says it."""
+    for setting, option in SETTINGS.items():
+        message = message.replace(setting, option)
+    return message
 
 
 # The search, and its errors.

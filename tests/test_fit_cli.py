@@ -1,0 +1,419 @@
+"""``tensor-dropout fit`` and ``predict`` with its folder, as a user types them. All pictures are SIMULATED."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import small_backbone
+import tensor_dropout as td
+from tensor_dropout.sklearn import FeatureMaps, TensorRegressorCV
+from tensor_dropout_lab import cli, head_fitting
+from tensor_dropout_lab.fitted_head import open_fitted
+from tensor_dropout_lab.head_search import FitOptions, read_examples
+from tensor_dropout_lab.nets import families
+
+N, WIDTH, HEIGHT = 36, 48, 32
+FILES = ["fit.json", "head.safetensors", "predictions.csv", "predictions.png", "report.md", "search.png"]
+BACKBONE = ["--backbone", "small_backbone:build", "--size", "16", "--folds", "3"]
+SOURCES = Path(__file__).parents[1] / "src"
+
+
+def invoke(*arguments):
+    return CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, [str(argument) for argument in arguments])
+
+
+def fit(*arguments):
+    result = invoke("fit", *BACKBONE, *arguments)
+    assert result.exit_code == 0, f"{result.output} {result.exception!r}"
+    return result.output
+
+
+def fail(*arguments, status=1):
+    """The one sentence of a command that fails."""
+    result = invoke(*arguments)
+    assert isinstance(result.exception, SystemExit), repr(result.exception)
+    assert result.exit_code == status
+    assert "Traceback" not in result.output
+    return " ".join(result.output.split()) if status == 2 else result.output.splitlines()[-1]
+
+
+def read_csv(path):
+    with path.open(encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def read_record(folder):
+    return json.loads((folder / "fit.json").read_text(encoding="utf-8"))
+
+
+def write_rows(path, rows):
+    path.write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory):
+    """A folder of pictures of two sizes, each with a bright spot; the spots, in pixels."""
+    random = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("images")
+    spots = []
+    for number in range(N):
+        width, height = (WIDTH, HEIGHT) if number % 2 else (2 * WIDTH, 2 * HEIGHT)
+        x, y = random.uniform(0.1, 0.9, 2) * (width, height)
+        rows, columns = np.mgrid[:height, :width]
+        spot = np.exp(-((columns + 0.5 - x) ** 2 + (rows + 0.5 - y) ** 2) / (0.1 * width) ** 2)
+        pixels = 40 + 180 * spot + random.normal(0, 8, (height, width))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).convert("RGB").save(folder / f"{number:02d}.png")
+        spots.append((x, y))
+    return folder, np.array(spots)
+
+
+@pytest.fixture(scope="session")
+def points(images, tmp_path_factory):
+    """The table with points in pixels and groups of three, and the folder of a fit."""
+    folder, spots = images
+    base = tmp_path_factory.mktemp("points")
+    rows = [(f"{n:02d}.png", f"g{n // 3}", *spots[n]) for n in range(N)]
+    table = write_rows(base / "spots.csv", [("file", "group", "spot_x", "spot_y"), *rows])
+    options = ["--images", folder, "--targets", table, "--units", "pixels", "--cache", base / "cache"]
+    output = fit(*options, "--out", base / "fit")
+    return base, options, output
+
+
+# A fit.
+
+
+def test_a_fit_leaves_a_folder_and_says_who_won(points):
+    base, _, output = points
+    assert sorted(path.name for path in (base / "fit").iterdir()) == FILES
+    report = (base / "fit" / "report.md").read_text(encoding="utf-8")
+    record = read_record(base / "fit")
+    for text in (output, report):
+        assert f"{N} images in {N // 3} groups; targets: 1 point each" in text
+        assert record["verdict"]["text"] in text
+        for method in ("tensor regression (CP)", "flattened ridge", "pooled ridge", "predicting the mean"):
+            assert f"| {method}" in text
+    assert "(picked; --layer names another)" in output
+    assert f"{N} computed, 0 from the cache" in output
+    assert "Note:" not in output
+    assert "no group in two of them" in report
+    methods = record["errors"][0]["methods"]
+    assert methods["cp"]["mean"] < methods["pooled ridge"]["mean"] < 1.2 * methods["baseline"]["mean"]
+
+
+def test_the_error_is_that_of_the_estimator_in_python(points, images):
+    """The same maps, folds and seed: the same held-out predictions."""
+    base, _, _ = points
+    folder, spots = images
+    record = read_record(base / "fit")
+    sizes = np.array([Image.open(path).size for path in sorted(folder.iterdir())])
+    maps = FeatureMaps(small_backbone.build().eval(), record["maps"]["layer"], size=16)
+    features = maps.transform(sorted(folder.iterdir()))
+    groups = [f"g{n // 3}" for n in range(N)]  # as names: their order decides the folds
+    search = TensorRegressorCV(cv=3, random_state=0).fit(features, spots / sizes, groups=groups)
+    for method in ("cp", "flattened ridge", "pooled ridge"):
+        error = np.linalg.norm(search.held_out_[method] - spots / sizes, axis=1).mean()
+        assert record["errors"][0]["methods"][method]["mean"] == pytest.approx(100 * error, rel=1e-9)
+    assert record["method"] == search.method_
+    assert record["alpha"] == search.alpha_
+    pixels = np.linalg.norm(search.held_out_["cp"] * sizes - spots, axis=1)
+    assert record["errors"][1]["methods"]["cp"]["mean"] == pytest.approx(pixels.mean(), rel=1e-9)
+    saved = open_fitted(base / "fit").estimator
+    np.testing.assert_array_equal(saved.predict(features), search.predict(features))
+
+
+def test_the_rows_of_held_out_images_give_the_error(points):
+    base, _, _ = points
+    record, rows = read_record(base / "fit"), read_csv(base / "fit" / "predictions.csv")
+    assert list(rows[0]) == [
+        "file", "group", "fold", "spot_x", "spot_y", "spot_x_predicted", "spot_y_predicted", "mean distance"
+    ]  # fmt: skip
+    assert all(len({row["fold"] for row in rows if row["group"] == group}) == 1 for group in ("g0", "g5"))
+    true, predicted = (
+        np.array([[float(row[f"spot_{axis}{ending}"]) for axis in "xy"] for row in rows])
+        for ending in ("", "_predicted")
+    )
+    distance = np.linalg.norm(predicted - true, axis=1).mean()
+    assert distance == pytest.approx(record["errors"][1]["methods"][record["method"]]["mean"], rel=1e-5)
+
+
+def test_a_second_start_takes_the_maps_from_the_cache_also_from_a_tar_file(points, images, tmp_path):
+    base, options, _ = points
+    with tarfile.open(tmp_path / "images.tar", "w") as archive:
+        archive.add(images[0], "images")
+    output = fit("--images", tmp_path / "images.tar", *options[2:], "--out", tmp_path / "again")
+    assert f"0 computed, {N} from the cache" in output
+    first, second = read_record(base / "fit"), read_record(tmp_path / "again")
+    assert (first["cached"], second["cached"]) == (0, N)
+    assert second["errors"] == first["errors"]
+
+
+def test_n_takes_some_and_a_larger_n_keeps_them(points, images):
+    examples = [
+        read_examples(FitOptions(images[0], points[0] / "spots.csv", "", units="pixels", folds=2, n=n, seed=1))
+        for n in (9, 14, None)
+    ]
+    chosen = [each.table.files for each in examples]
+    assert set(chosen[0]) < set(chosen[1]) < set(chosen[2])
+    assert [len(each) for each in chosen] == [9, 14, N]
+    assert examples[0].describe().startswith(f"9 of {N} images in ")
+
+
+def test_nothing_is_left_of_a_fit_that_fails_at_the_end(points, tmp_path, monkeypatch):
+    _, options, _ = points
+
+    def fail_to_draw(*arguments):
+        raise OSError("no space left on the device")
+
+    monkeypatch.setattr(head_fitting, "_draw_predictions", fail_to_draw)
+    assert "no space left" in fail("fit", *BACKBONE, *options, "--n", "9", "--out", tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.fixture(scope="session")
+def classes(images, tmp_path_factory):
+    folder, spots = images
+    base = tmp_path_factory.mktemp("classes")
+    widths = np.array([Image.open(path).width for path in sorted(folder.iterdir())])
+    sides = np.where(spots[:, 0] < widths / 2, "left", "right")
+    table = write_rows(base / "side.csv", [("file", "side"), *((f"{n:02d}.png", sides[n]) for n in range(N))])
+    output = fit("--images", folder, "--targets", table, "--cache", base / "cache", "--out", base / "fit")
+    return base, sides, output
+
+
+def test_classes(classes):
+    base, sides, output = classes
+    assert sorted(path.name for path in (base / "fit").iterdir()) == FILES
+    assert "2 classes: left, right" in output
+    assert "the most frequent class" in output
+    rows, record = read_csv(base / "fit" / "predictions.csv"), read_record(base / "fit")
+    assert [row["side"] for row in rows] == sides.tolist()
+    accuracy = 100 * np.mean([row["predicted"] == row["side"] for row in rows])
+    assert accuracy == pytest.approx(record["errors"][0]["methods"][record["method"]]["mean"])
+    assert accuracy > 80
+    assert record["errors"][0]["measure"] == "accuracy"
+
+
+def test_missing_points_and_a_number_beside_them(images, tmp_path):
+    """Ridge takes no missing targets: the table says so by having none, and the mean is the rival."""
+    folder, spots = images
+    cells = [(f"{n:02d}.png", *(spots[n] if n % 5 else ("", "")), 20 + n % 7) for n in range(N)]
+    table = write_rows(tmp_path / "t.csv", [("file", "x0", "y0", "age"), *cells])
+    options = ["--images", folder, "--targets", table, "--units", "pixels", "--cache", tmp_path / "cache"]
+    layers = ["--layer", "1", "--layer", "3", "--pool", "2", "--folds", "2"]
+    output = fit(*options, *layers, "--out", tmp_path / "fit")
+    record = read_record(tmp_path / "fit")
+    assert "targets: 1 point and 1 number each" in output
+    assert "Ridge is left out: it takes no missing targets" in output
+    assert "layer 1 + 3, maps 8×2×2" in output
+    assert [entry["unit"] for entry in record["errors"]] == ["% of the image side", "pixels of the image", "age"]
+    assert set(record["errors"][0]["methods"]) == {"cp", "baseline"}
+    assert (tmp_path / "fit" / "numbers.png").is_file()
+    rows = read_csv(tmp_path / "fit" / "predictions.csv")
+    assert (rows[0]["x0"], rows[0]["mean distance"]) == ("", "")
+    assert rows[0]["x0_predicted"]
+    answer = invoke("predict", folder / "00.png", "--model", tmp_path / "fit", *BACKBONE[:2], "-o", tmp_path / "p.csv")
+    assert answer.exit_code == 0, answer.output
+    (row,) = read_csv(tmp_path / "p.csv")
+    assert list(row) == ["file", "x0", "y0", "age", "x0_std", "y0_std", "age_std"]
+    assert 15 < float(row["age"]) < 32
+
+
+# Predictions.
+
+
+def test_predictions_of_a_folder(points, images, tmp_path):
+    base, _, _ = points
+    folder, spots = images
+    result = invoke("predict", folder, "--model", base / "fit", *BACKBONE[:2], "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "± is one standard deviation of the error" in result.output
+    rows = read_csv(tmp_path / "predictions.csv")
+    assert list(rows[0]) == ["file", "spot_x", "spot_y", "spot_x_std", "spot_y_std"]
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == [f"{n:02d}.png" for n in range(N)]
+    head = open_fitted(base / "fit")
+    maps = head.feature_maps(BACKBONE[1])
+    values, std = head.estimator.predict(maps.transform(sorted(folder.iterdir())), return_std=True)
+    sizes = np.array([Image.open(path).size for path in sorted(folder.iterdir())])
+    said = np.array([[float(row[column]) for column in list(row)[1:]] for row in rows])
+    np.testing.assert_allclose(said, np.hstack([values * sizes, std * sizes]), rtol=1e-4)
+    assert np.linalg.norm(said[:, :2] - spots, axis=1).mean() < 8  # of 48 or 96 pixels; seen in the fit
+    headed = td.attach_head(maps, head.estimator).eval()
+    with torch.no_grad():
+        again = headed(torch.zeros(1, 3, 16, 16))
+    assert again.shape == (1, 2)
+
+
+def test_a_broken_file_does_not_stop_the_others(points, images, tmp_path):
+    base, _, _ = points
+    shutil.copy(images[0] / "03.png", tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no picture")
+    shutil.copy(images[0] / "04.png", tmp_path / "c.png")
+    options = ["--model", base / "fit", *BACKBONE[:2], "-o", tmp_path / "out.csv"]
+    assert "1 of 3 files could not be predicted" in fail("predict", tmp_path, *options)
+    rows = read_csv(tmp_path / "out.csv")
+    assert [Path(row["file"]).name for row in rows] == ["a.png", "b.png", "c.png"]
+    assert [row["error"] for row in rows] == ["", "it is no picture of a known format", ""]
+    assert rows[1]["spot_x"] == ""
+    assert float(rows[2]["spot_x"]) > 0
+    assert not list(tmp_path.glob("*.png.png"))
+    assert "b.png cannot be read" in fail("predict", tmp_path / "b.png", *options)
+
+
+def test_classes_have_a_probability(classes, images, tmp_path):
+    base, sides, _ = classes
+    files = [images[0] / f"{n:02d}.png" for n in range(3)]
+    result = invoke("predict", *files, "--model", base / "fit", *BACKBONE[:2], "-o", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "probability" in result.output
+    assert "±" not in result.output
+    rows = read_csv(tmp_path / "predictions.csv")
+    assert [row["class"] for row in rows] == sides[:3].tolist()  # seen in the fit
+    assert all(0.5 <= float(row["probability"]) <= 1 for row in rows)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.csv"]
+
+
+def test_a_file_must_not_decide_what_code_is_run(points, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(families, "_TRUSTED", set())
+    arguments = ["predict", images[0] / "00.png", "--model", points[0] / "fit", "-o", tmp_path / "a.csv"]
+    assert "--backbone small_backbone:build" in fail(*arguments)
+    assert not (tmp_path / "a.csv").exists()
+    result = invoke("--import", "small_backbone", *arguments)
+    assert result.exit_code == 0, result.output
+    other = fail(*arguments, "--backbone", "small_backbone:build_other")
+    assert "are not those that the head was fitted on" in other
+
+
+def change_record(folder, **changes):
+    record = read_record(folder)
+    for key, value in changes.items():
+        record.pop(key) if value is None else record.update({key: value})
+    (folder / "fit.json").write_text(json.dumps(record), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda folder: (folder / "fit.json").write_text("{"), "damaged"),
+        (lambda folder: change_record(folder, maps=None), "damaged or no record of a fit"),
+        (lambda folder: change_record(folder, version=99), "version 99"),
+        (lambda folder: (folder / "head.safetensors").write_bytes(b"x"), "is not the head that fit.json describes"),
+        (lambda folder: (folder / "fit.json").unlink(), "run"),
+    ],
+)
+def test_folders_that_cannot_predict(points, images, tmp_path, change, part):
+    folder = shutil.copytree(points[0] / "fit", tmp_path / "fit")
+    change(folder)
+    assert part in fail("predict", images[0] / "00.png", "--model", folder, "-o", tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_options_of_a_fit_are_refused_with_a_run(tmp_path):
+    message = fail("predict", tmp_path, "--model", tmp_path, "--device", "cpu", "-o", tmp_path / "out.csv")
+    assert "--device is for the folder of a fit" in message
+
+
+# What a user gets wrong.
+
+
+def spoil(folder, name):
+    (folder / name).write_bytes((folder / name).read_bytes()[:40])
+
+
+@pytest.mark.parametrize(
+    ("rows", "arguments", "parts"),
+    [
+        (None, ["--layer", "4x"], ["4x", "'4'"]),
+        (None, ["--backbone", "small_backbone:build_tokens", "--layer", "embed"],
+         ["5 tokens", "no map", "say --grid h,w"]),
+        (None, ["--backbone", "small_backbone:build_for_volumes"],
+         ["does not run on an input of shape (2, 3, 16, 16)", "set --size"]),
+        (None, ["--backbone", "small_backbone:nothing"], ["nothing"]),
+        (None, ["--backbone", "resnet19"], ["resnet19", "did you mean", "efficientnet-lite0"]),
+        (None, ["--backbone", "resnet18"], ["resnet18 comes without weights", "--weights"]),
+        (None, ["--weights", "gone.safetensors"], ["no file gone.safetensors", "--weights"]),
+        (None, ["--weights", __file__], ["neither a safetensors file nor a state dict"]),
+        (None, ["--backbone-arguments", "{"], ["JSON"]),
+        (None, ["--folds", "13"], ["13 folds need at least 13 groups, and there are 12", "--folds"]),
+        (None, ["--n", "2"], ["folds need at least 3"]),
+        (None, ["--size", "big"], ["--size is a size in pixels, such as 224", "'big'"]),
+        (None, ["--pool", "99"], ["pool is the grid to average to", "(4, 4)"]),
+        (None, ["--device", "tpu"], ["device='tpu' cannot be used"]),
+        (None, ["--units", "fractions"], ["points outside of the picture", "--units pixels"]),
+        (None, ["--task", "classification"], ["classes are one column"]),
+        (None, ["--images", "nowhere"], ["no such folder or tar file"]),
+        (None, ["--targets", "nowhere.csv"], ["nowhere.csv", "no such file"]),
+        (None, ["--cache", __file__], ["test_fit_cli.py"]),
+        ([("file", "x0", "y0"), ("00.png", 3, 4), ("z.png", 5, 6)], [],
+         ["1 of 2 rows have no image", "z.png", f"{N - 1} of {N} images", "have no row: 01.png"]),
+        ([("file;x0;y0",), ("00.png;3;4",)], [], ["semicolons, commas are expected"]),
+        ([("file\tx0\ty0",), ("00.png\t3\t4",)], [], ["tabs, commas are expected"]),
+        ([("file", "x0", "y0"), ("00.png\t3\t4",)], [], ["line 2", "tabs in place of commas"]),
+        ([("file", "x0", "y0"), *((f"{n:02d}.png", 3, 999 * (n == 4)) for n in range(N))], [],
+         ["points outside of the picture", "04.png", "y0"]),
+        ([("file", "x0", "y0", "age"), *((f"{n:02d}.png", n, n / 2, "") for n in range(N))], [],
+         ["no number in the column age"]),
+        ([("file", "kind"), *((f"{n:02d}.png", "cat") for n in range(N))], ["--units", "fractions"],
+         ["of the class 'cat'", "two classes"]),
+        ([("file", "kind"), *((f"{n:02d}.png", "dog" if n < 2 else "cat") for n in range(N))],
+         ["--units", "fractions"], ["3 folds need at least 3 images of every class", "'dog' has 2"]),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence(points, tmp_path, monkeypatch, rows, arguments, parts):
+    monkeypatch.chdir(tmp_path)
+    _, options, _ = points
+    given = dict(zip(options[::2], options[1::2], strict=True)) | {"--cache": tmp_path / "cache"}
+    given |= dict(zip(BACKBONE[::2], BACKBONE[1::2], strict=True)) | {"--out": tmp_path / "out"}
+    if rows is not None:
+        given["--targets"] = write_rows(tmp_path / "t.csv", rows)
+    given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    message = fail("fit", *(word for pair in given.items() for word in pair), status=2 if "--cache" in arguments else 1)
+    assert [part for part in parts if part not in message] == [], message
+    assert not (tmp_path / "out").exists()
+
+
+def test_images_that_cannot_be_read_are_named(points, images, tmp_path):
+    _, options, _ = points
+    folder = shutil.copytree(images[0], tmp_path / "images")
+    for name in ("05.png", "11.png"):
+        data = (folder / name).read_bytes()
+        (folder / name).write_bytes(data[: len(data) // 2])  # the header is whole, the pixels are not
+    with tarfile.open(tmp_path / "images.tar", "w") as archive:
+        archive.add(folder, "images")
+    for where in (folder, tmp_path / "images.tar"):
+        message = fail(
+            "fit", *BACKBONE, "--images", where, *options[2:6], "--cache", tmp_path / "c", "--out", tmp_path / "o"
+        )
+        assert "2 of 36 samples cannot be read" in message
+        assert all(name in message for name in (str(where), "05.png", "11.png"))
+        assert "/tensor-dropout-" not in message
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_place_of_the_results_must_be_a_folder(points, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "is a file" in fail("fit", *BACKBONE, *points[1], "--out", tmp_path / "file", status=2)
+
+
+def test_bad_usage_is_told_before_anything_is_read():
+    assert "--targets" in fail("fit", "--images", "x", "--backbone", "resnet18", status=2)
+    assert "--units" in fail("fit", "--images", "x", "--targets", "t", "--backbone", "b", "--units", "mm", status=2)
+
+
+def test_the_module_of_the_command_imports_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, tensor_dropout_lab.cli.fit; print('torch' in sys.modules, 'sklearn' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1] == "False"
