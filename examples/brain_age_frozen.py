@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 import warnings
@@ -40,13 +41,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
+from tensor_dropout.atomic_files import replacing
 from tensor_dropout.progress import show_progress
 from tensor_dropout.sklearn import FeatureMaps, TensorRegressor, TensorRegressorCV
 from tensor_dropout.sklearn.ridge import Kind, RidgePath
 from tensor_dropout_lab.data import load_data
+from tensor_dropout_lab.evaluation.intervals import bootstrap_interval
+from tensor_dropout_lab.figures import draw_figure
+from tensor_dropout_lab.record_store import RecordStore
 from tensor_dropout_lab.run_records import describe_environment, write_json
 
-RECORD = Path(__file__).parents[1] / "results" / "brain-age-frozen.json"
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "results" / "brain-age-frozen.json"
+PICTURE = ROOT / "docs" / "images" / "brain-age-frozen.png"
 MAPS = ("ImageNet", "voxels")
 RIDGES: tuple[Kind, ...] = ("pooled ridge", "flattened ridge")
 CACHE = Path("out/brain-age-frozen")
@@ -136,6 +143,7 @@ def fit_fold(x: np.ndarray, y: np.ndarray, x_test: np.ndarray) -> dict[str, Any]
     default, plain = TensorRegressor(random_state=0), TensorRegressor(theta=1, random_state=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # θ = 1 needs more than 150 iterations for the last share of its loss
+        warnings.filterwarnings("error", message=".*interrupted after")  # Ctrl-C: nothing half-fitted is recorded
         for model in (search, default, plain):
             model.fit(x, y)
     predicted = {"mean": np.full(len(x_test), y.mean())}
@@ -185,14 +193,97 @@ def run(folder: Path, path: Path, most: int) -> None:
                 print(f"{kind}, fold {fold}: {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
 
 
+# The report.
+
+METHODS = ("mean", *RIDGES, "TensorRegressor, θ = 1", "TensorRegressor", "TensorRegressorCV")
+TITLES = {"ImageNet": "EfficientNet-Lite0, 18 slices", "voxels": "voxels of 16 mm"}
+MAIN = "ImageNet"
+
+
+def predictions(record: dict[str, Any], maps: str, method: str) -> np.ndarray:
+    """(n,) predicted ages; NaN for folds that were not run. ``maps`` may be "chosen map"."""
+    predicted, fold_of = np.full(len(record["ages"]), np.nan), np.array(record["fold_of"])
+    for fold in range(FOLDS):
+        rows = [row for row in record["folds"] if row["fold"] == fold and maps in (row["maps"], "chosen map")]
+        if rows:
+            best = max(rows, key=lambda row: float(row["score"]))
+            predicted[fold_of == fold] = best["predicted"][method]
+    return predicted
+
+
+def errors_of_network(record: dict[str, Any], store: RecordStore, head: str) -> np.ndarray:
+    """(seeds, n) absolute errors of the networks of docs/explanation/brain-age.md, for the same people in its order."""
+    runs: dict[str, dict[str, float]] = {}
+    for name in store.list_runs("mri"):
+        if re.fullmatch(rf"{head}-fold\d.*-seed\d", name):
+            predicted = runs.setdefault(name.rpartition("-")[2], {})
+            predicted |= {row["name"]: float(row["predicted"]) for row in store.run("mri", name).read_predictions()}
+    return np.array([[abs(run[k] - age) for k, age in zip(record["people"], record["ages"], strict=True)]
+                     for run in runs.values()])  # fmt: skip
+
+
+def write_interval(values: np.ndarray) -> str:
+    """Mean and its 95 % bootstrap interval over people; (n,) or (seeds, n)."""
+    low, high = bootstrap_interval(values)
+    return f"{values.mean():.2f} \\[{low:.2f}, {high:.2f}\\]".replace("-", "−")
+
+
+def render(part: str, record: dict[str, Any]) -> str:
+    """The table of the docs.
+
+    Args:
+        part: "errors", the only one.
+        record: what :func:`run` wrote.
+    """
+    assert part == "errors"
+    ages = np.array(record["ages"])
+    lines = ["| features | head | MAE, years | MAE less than flattened ridge's by |", "| --- | --- | ---: | ---: |"]
+    kept = [kind for kind in MAPS if any(row["maps"] == kind for row in record["folds"])]
+    for maps in (*kept, "chosen map"):
+        errors = {method: np.abs(predictions(record, maps, method) - ages) for method in METHODS}
+        for method in METHODS if maps != "chosen map" else METHODS[-1:]:
+            ridge = "" if method == "flattened ridge" else write_interval(errors["flattened ridge"] - errors[method])
+            lines.append(f"| {TITLES.get(maps, maps)} | {method} | {write_interval(errors[method])} | {ridge} |")
+    main_errors = np.abs(predictions(record, MAIN, "flattened ridge") - ages)
+    for head, name in (("fc", "FC"), ("rtrl-cp", "randomized CP")):
+        network = errors_of_network(record, RecordStore(RECORD.parent), head)
+        gain = write_interval(main_errors - network)
+        lines.append(f"| *trained* 3-D ResNet-18 | {name} | {write_interval(network)} | {gain} |")
+    return "\n".join(lines)
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """Predicted over true age on the main maps: flattened ridge and the search."""
+    ages = np.array(record["ages"])
+    with draw_figure(7.4, 3.7) as figure:
+        panels = figure.subplots(1, 2, sharex=True, sharey=True)
+        for panel, method in zip(panels, ("flattened ridge", "TensorRegressorCV"), strict=True):
+            predicted = predictions(record, MAIN, method)
+            panel.plot([18, 84], [18, 84], color="#999999", linewidth=1)
+            panel.plot(ages, predicted, "o", color="#0072B2", markersize=3.5, alpha=0.7)
+            panel.set(title=f"{method}: {np.abs(predicted - ages).mean():.1f} years off", xlabel="true age")
+            panel.set_aspect("equal")
+        panels[0].set_ylabel("predicted age")
+        with replacing(path) as temporary:
+            figure.savefig(temporary, dpi=110, format="png")
+
+
 def main() -> None:
     """Read the options and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="the folder of scans, with participants.tsv")
+    parser.add_argument("folder", type=Path, nargs="?", help="the folder of scans; without it only the report is made")
     parser.add_argument("--record", type=Path, default=RECORD, help="default: results/brain-age-frozen.json")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="default: docs/images/brain-age-frozen.png")
     parser.add_argument("--most", type=int, default=len(MAPS) * FOLDS, help="stop after so many folds")
     arguments = parser.parse_args()
-    run(arguments.folder, arguments.record, arguments.most)
+    if arguments.folder is not None:
+        run(arguments.folder, arguments.record, arguments.most)
+    record = read_record(arguments.record)
+    if len(record.get("folds", [])) < len(MAPS) * FOLDS:
+        sys.exit(f"{arguments.record} is not complete; name the folder of scans to go on")
+    print(render("errors", record))
+    draw(record, arguments.picture)
+    print(f"\n{SOURCE}. Picture: {arguments.picture}")
 
 
 if __name__ == "__main__":
