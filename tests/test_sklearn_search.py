@@ -187,6 +187,15 @@ def test_auto_alphas_surround_that_of_a_single_fit(data):
     assert any(alpha == pytest.approx(usual) for alpha in alphas)
 
 
+def test_auto_alphas_of_classes_surround_that_of_a_single_classifier(data):
+    X, y = data[0], (data[1].reshape(len(data[1]), -1)[:, 0] > 0).astype(int)
+    found = fit_quietly(TensorClassifierCV(thetas=(0.7,), cv=2, max_iter=1), X, y)
+    alphas = {params["alpha"] for params in found.cv_results_["params"] if params["theta"]}
+    usual = fit_quietly(TensorClassifier(max_iter=1), X, y).alpha_
+    assert min(alphas) < usual < max(alphas)
+    assert any(alpha == pytest.approx(usual) for alpha in alphas)
+
+
 # Who wins.
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import Fit, Prepared, fit
+from tensor_dropout.fitting.objective import Task
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import show_progress
@@ -80,10 +81,10 @@ class TensorEstimator(BaseEstimator):
         if not is_auto(self.alpha):
             check_number(name, "alpha", self.alpha, 0, float("inf"), kind="float")
 
-    def _fit_settings(self, weights: Tensor | None, n: int) -> dict[str, Any]:
+    def _fit_settings(self, weights: Tensor | None, n: int, task: Task = "regression") -> dict[str, Any]:
         """The settings of one fit, with a number for α."""
         settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
-        return {**settings, "alpha": auto_alpha(weights, n)} if is_auto(self.alpha) else settings
+        return {**settings, "alpha": auto_alpha(weights, n, task)} if is_auto(self.alpha) else settings
 
     def _device(self, X: Any) -> torch.device:
         if self.device is not None:

@@ -107,7 +107,7 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         factorization: the format.
         rank: "auto", or what the layer takes.
         theta: the keep probability θ.
-        alpha: the weight of the squared norms of the factors; "auto" is 0.04 over the sum of the sample weights.
+        alpha: the weight of the squared norms of the factors; "auto" is 0.64 over the sum of the sample weights.
         modes: "auto", or what :class:`td.TensorDropout` takes.
         law: how masks are drawn.
         solver: "auto" or "lbfgs"; for classes they are the same.
@@ -185,7 +185,7 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         x = self._features(X, fitting=True)
         numbers = self._checked_classes(y, len(x))
         weights = self._weights(sample_weight, y, x)
-        settings = self._fit_settings(weights, len(x))
+        settings = self._fit_settings(weights, len(x), "classification")
         targets = one_hot(numbers, len(self.classes_), x)
         module, ended = self._fit_module(x, targets, weights, settings, "classification", self._seed())
         self._keep(module, settings, x)

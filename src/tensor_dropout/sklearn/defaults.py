@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.fitting.objective import Task
 from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.formats import get_format
 from tensor_dropout.layers.regression import TensorRegression, unwarned
@@ -19,13 +20,13 @@ MOST_OUTPUTS = 32
 LARGE = 8
 """A rank axis below this is never masked by "auto": of two outputs or seven positions none can be spared."""
 
-ALPHA = 0.04
+ALPHAS = {"regression": 0.04, "classification": 0.64}
 """``alpha="auto"`` is this over the sum of the sample weights: the norms count less the more samples there are."""
 
 
-def auto_alpha(weights: Tensor | None, n: int) -> float:
+def auto_alpha(weights: Tensor | None, n: int, task: Task = "regression") -> float:
     """The weight of the squared norms for n samples, or for samples of these weights."""
-    return ALPHA / (n if weights is None else float(weights.sum()))
+    return ALPHAS[task] / (n if weights is None else float(weights.sum()))
 
 
 def auto_rank(factorization: str, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Any:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fit_many
+from tensor_dropout.fitting.objective import Task
 from tensor_dropout.progress import Advance, show_progress
 from tensor_dropout.sklearn.base import TensorEstimator, moments_of
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
@@ -62,7 +63,7 @@ class Search:
 class SearchMixin(TensorEstimator):
     """The search of both classes."""
 
-    _task: ClassVar[str]
+    _task: ClassVar[Task]
 
     def _check_search(self) -> None:
         self._check_settings()
@@ -156,7 +157,7 @@ class SearchMixin(TensorEstimator):
         """Held-out predictions of every candidate."""
         eliminate, batch_size = self.solver == "auto", self._batch_size(x)
         shared = Search(self._task, seed, self.max_iter, self.tol, eliminate, self.modes, self.law, batch_size)
-        grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]), auto_alpha(weights, len(x)))
+        grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]), auto_alpha(weights, len(x), self._task))
         candidates = [Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y)) for params in grid]
         with show_progress(type(self).__name__, len(grid) * len(splits), shown=bool(self.verbose)) as advance:
             if x.device.type == "cpu" or batch_size is not None:
