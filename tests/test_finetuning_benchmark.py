@@ -16,8 +16,8 @@ import tensor_dropout as td
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
-from finetuning import methods, tables, training
-from finetuning.data import Part
+from finetuning import methods, running, tables, training
+from finetuning.data import Group, Part
 
 SETTING = training.Setting(1e-2, 1e-1)
 
@@ -122,6 +122,35 @@ def test_a_random_head_starts_at_the_scale_of_the_targets(network, part):
 def test_all_methods_have_as_many_settings():
     assert {len(set(method.grid)) for method in methods.METHODS.values()} == {4}
     assert {*methods.FROZEN.values(), *methods.METHODS} == set(tables.METHODS)
+    assert sorted(running.ORDER) == sorted(tables.METHODS)
+
+
+def test_a_run_that_is_cut_off_has_all_splits_of_few_images():
+    groups = running.list_groups()
+    assert len(groups) == len(set(groups)) == 12
+    assert {(group.set, group.n, group.split) for group in groups[:6]} == {
+        (name, 100, split) for name in ("wings", "faces") for split in range(3)
+    }
+
+
+def test_a_method_that_fails_does_not_stop_the_others(monkeypatch, network, part, tmp_path, capsys):
+    def run_method(method, *_):
+        if method is methods.METHODS[tables.EXACT]:
+            raise ValueError("out of luck")
+        return {"error": 1.0}
+
+    network.head = methods.Keep()
+    monkeypatch.setattr(running, "load_group", lambda *_: (part, part))
+    monkeypatch.setattr(running, "build_network", lambda *_: copy.deepcopy(network))
+    monkeypatch.setattr(running, "run_method", run_method)
+    path = tmp_path / "record.jsonl"
+    plan = running.Plan(tmp_path, tmp_path, path, 16, 8, {100: 1}, None, "cpu", training.Execution())
+    asked = ("frozen, pooled ridge", tables.EXACT, tables.MASKS)
+    with pytest.raises(SystemExit):
+        running.run_group(Group("wings", 100, 0), plan, asked)
+    assert "wings n = 100 split 0, tensor head, exact loss: failed" in (said := capsys.readouterr().err)
+    assert "out of luck" in said
+    assert [cell.method for cell in tables.read_record(path)] == [asked[0], asked[2]]
 
 
 @pytest.fixture
@@ -146,9 +175,10 @@ def record(tmp_path):
 def test_tables_compare_the_splits_that_both_methods_have(record, capsys):
     assert len(record) == 7
     cells = tables.render("errors", record).splitlines()[2].strip("| ").split(" | ")
-    assert cells[:3] == ["wings", "100", "1 to 2"]
+    assert cells[:3] == ["wings", "100", "2"]
     shown = dict(zip(tables.METHODS, cells[3:], strict=True))
-    assert (shown[tables.FROZEN], shown[tables.EXACT], shown["pooled linear"]) == ("3.000", "**2.000**", "4.000")
+    assert (shown[tables.FROZEN], shown[tables.EXACT], shown["pooled linear"]) == ("3.000", "**2.000**", "4.000 (1)")
+    assert (shown["flattened linear"], shown["from scratch"]) == ("missing", "diverged (1)")
     cells = tables.render("differences", record).splitlines()[2].strip("| ").split(" | ")
     shown = dict(zip(tables.PAIRS, cells[2:], strict=True))
     assert shown["exact loss to frozen"] == "−37.5 [−196.3, +121.3]"  # −50 and −25 %

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
 from finetuning.data import SETS, Group, decode
-from finetuning.running import SIZES, SPLITS, Plan, list_groups, run_groups, time_steps
-from finetuning.tables import METHODS, RECORD, read_record, write_report
+from finetuning.running import ORDER, SIZES, SPLITS, Plan, list_groups, run_groups, time_steps
+from finetuning.tables import RECORD, read_record, write_report
 from finetuning.training import Execution
 from tensor_dropout_lab.run_records import handing_on_the_command
 
@@ -30,7 +34,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--sets", nargs="+", choices=(*SETS, "retina"), default=SETS)
     parser.add_argument("--n", nargs="+", type=int, choices=SIZES, default=SIZES)
     parser.add_argument("--splits", nargs="+", type=int, default=SPLITS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=ORDER, default=ORDER)
     parser.add_argument("--device", default="cpu", help="such as cuda (default: cpu)")
     parser.add_argument("--jobs", type=int, default=1, help="processes side by side (default: 1)")
     parser.add_argument("--minutes", type=float, default=60, help="when it ends, done or not (default: 60)")
@@ -39,13 +43,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--channels-last", action="store_true", help="the layout of images")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--streams", type=int, default=4, help="settings side by side on a GPU (default: 4)")
-    parser.add_argument("--record", type=Path, help=f"default: {RECORD}")
+    parser.add_argument("--record", type=Path, help=f"gets a line for each cell (default: {RECORD})")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where --quick writes (default: out/bench)")
     parser.add_argument("--report", action="store_true", help="only tables, of the cells asked for")
     parser.add_argument(
         "--quick", action="store_true", help="20 images of 56 pixels, three steps, one split; into --out"
     )
     parser.add_argument("--time", action="store_true", help="only time a step, computed in several ways")
+    parser.add_argument("--fastest", action="store_true", help="time a step first, and run in the fastest way")
     return parser
 
 
@@ -58,21 +63,31 @@ def make_plan(options: argparse.Namespace, images: Path, record: Path) -> Plan:
 
 
 def choose_groups(options: argparse.Namespace) -> list[Group]:
-    """What was asked for; one small group of each set with --quick, and one alone to time."""
+    """What was asked for; one small group of each set with --quick."""
     if options.quick:
         return list_groups(options.sets, list(QUICK["steps"]), [0])
-    if options.time:
-        return [Group(options.sets[0], 100, 0)]
     return list_groups(options.sets, options.n, options.splits)
 
 
 def list_executions() -> list[Execution]:
-    """What --time compares."""
+    """What is timed, the plainest first."""
     return [
-        Execution(dtype, channels_last, graph, streams)
-        for graph, streams in ((False, 1), (True, 1), (True, 4))
-        for dtype, channels_last in ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True))
+        Execution(),
+        *(
+            Execution(dtype, channels_last, graph=True, streams=4)
+            for dtype in DTYPES.values()
+            for channels_last in (False, True)
+        ),
     ]
+
+
+def choose_fastest(times: dict[Execution, float]) -> Execution:
+    """Of those that worked."""
+    if not times:
+        raise SystemExit("finetuning.py: no way to compute a step worked; the lines above say why")
+    fastest = min(times, key=lambda execution: times[execution])
+    print(f"fastest: {fastest}", file=sys.stderr, flush=True)
+    return fastest
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -87,9 +102,13 @@ def main(arguments: list[str] | None = None) -> int:
         ends = time.monotonic() + 60 * options.minutes
         with tempfile.TemporaryDirectory(prefix="finetuning-") as folder, handing_on_the_command():
             plan = make_plan(options, Path(folder), record)
-            decode(plan.data, plan.images, groups, plan.side, plan.n_test, options.jobs)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as beside:
+                timing = beside.submit(time_steps, plan, list_executions()) if options.time or options.fastest else None
+                if not options.time:
+                    decode(plan.data, plan.images, groups, plan.side, plan.n_test, options.jobs)
+                if timing is not None:
+                    plan = replace(plan, execution=choose_fastest(timing.result()))
             if options.time:
-                time_steps(groups[0], plan, list_executions())
                 return 0
             good = run_groups(groups, options.methods, plan, options.jobs, ends - time.monotonic())
     rows = {

@@ -81,20 +81,22 @@ def difference(first: dict[int, float], second: dict[int, float]) -> str:
 
 
 def write_errors(record: Record) -> str:
-    """Mean errors over the splits, the best in bold."""
+    """Mean errors over the splits, the best of those with all splits in bold; fewer splits are said beside the mean."""
 
-    def write(splits: dict[int, float] | None, best: float) -> str:
+    def write(splits: dict[int, float] | None, most: int, best: float) -> str:
         if not splits:
-            return ""
+            return "missing"
         mean = float(np.mean(list(splits.values())))
-        return f"**{mean:.3f}**" if mean == best else f"{mean:.3f}"
+        shown = f"{mean:.3f}" if np.isfinite(mean) else "diverged"
+        if len(splits) < most:
+            return f"{shown} ({len(splits)})"
+        return f"**{shown}**" if mean == best else shown
 
     lines = []
     for (name, n), errors in gather_errors(record).items():
-        best = float(np.nanmin([np.mean(list(splits.values())) for splits in errors.values()]))
-        counts = {len(splits) for splits in errors.values()}
-        shown = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else str(*counts)
-        lines.append([name, str(n), shown, *(write(errors.get(method), best) for method in METHODS)])
+        most = max(map(len, errors.values()))
+        best = float(np.nanmin([np.mean(list(found.values())) for found in errors.values() if len(found) == most]))
+        lines.append([name, str(n), str(most), *(write(errors.get(method), most, best) for method in METHODS)])
     return write_table(["set", "n", "splits", *METHODS], lines)
 
 
