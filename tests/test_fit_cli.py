@@ -138,7 +138,8 @@ def test_the_rows_of_held_out_images_give_the_error(points):
     base, _, _ = points
     record, rows = read_record(base / "fit"), read_csv(base / "fit" / "predictions.csv")
     assert list(rows[0]) == [
-        "file", "group", "fold", "spot_x", "spot_y", "spot_x_predicted", "spot_y_predicted", "mean distance"
+        "file", "group", "fold", "spot_x", "spot_y", "spot_x_predicted", "spot_y_predicted",
+        "mean distance (% of the image side)",
     ]  # fmt: skip
     assert all(len({row["fold"] for row in rows if row["group"] == group}) == 1 for group in ("g0", "g5"))
     true, predicted = (
@@ -222,7 +223,7 @@ def test_missing_points_and_a_number_beside_them(images, tmp_path):
     assert set(record["errors"][0]["methods"]) == {"cp", "baseline"}
     assert (tmp_path / "fit" / "numbers.png").is_file()
     rows = read_csv(tmp_path / "fit" / "predictions.csv")
-    assert (rows[0]["x0"], rows[0]["mean distance"]) == ("", "")
+    assert (rows[0]["x0"], rows[0]["mean distance (% of the image side)"]) == ("", "")
     assert rows[0]["x0_predicted"]
     answer = invoke("predict", folder / "00.png", "--model", tmp_path / "fit", *BACKBONE[:2], "-o", tmp_path / "p.csv")
     assert answer.exit_code == 0, answer.output

@@ -1,4 +1,4 @@
-"""Make a PNG small enough to commit: 64 colours. Run ``python tools/shrink_png.py SOURCE TARGET``."""
+"""Make a PNG small enough to commit: ``python tools/shrink_png.py SOURCE TARGET [COLOURS]``, 64 if not said."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from PIL import Image
 from tensor_dropout.atomic_files import replacing
 
 
-def shrink_png(source: Path, target: Path) -> None:
-    """Write ``source`` to ``target`` with a palette of 64 colours."""
-    picture = Image.open(source).convert("RGB").convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+def shrink_png(source: Path, target: Path, colors: int = 64) -> None:
+    """Write ``source`` to ``target`` with a palette; few colours lose those that are rare."""
+    picture = Image.open(source).convert("RGB").convert("P", palette=Image.Palette.ADAPTIVE, colors=colors)
     with replacing(target) as temporary:
         picture.save(temporary, optimize=True)
 
 
 if __name__ == "__main__":
-    shrink_png(Path(sys.argv[1]), Path(sys.argv[2]))
+    shrink_png(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -152,7 +152,8 @@ def _write_predictions(path: Path, options: FitOptions, examples: Examples, fitt
         likeliest = fitted.search.classes_[fitted.saved.argmax(1)]
         cells = [[*row] for row in zip(table.labels or [], likeliest, fitted.saved.max(1), strict=True)]
     else:
-        header = [*table.columns, *(f"{column}_predicted" for column in table.columns), measure.name]
+        error = f"{measure.name} ({measure.unit})"
+        header = [*table.columns, *(f"{column}_predicted" for column in table.columns), error]
         numbers = [examples.in_units(values, options.units) for values in (examples.targets, fitted.saved)]
         both = np.hstack([*numbers, measure.values[fitted.search.method_][:, None]])
         cells = [["" if math.isnan(value) else f"{value:.7g}" for value in row] for row in both]
