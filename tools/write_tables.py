@@ -95,7 +95,30 @@ def render_solvers(part: str) -> str:
     return solvers.render(part, json.loads((ROOT / solvers.RECORD).read_text(encoding="utf-8")))
 
 
-BENCHMARKS = {"position": render_position, "others": render_others, "fits": render_fits, "solvers": render_solvers}
+@cache
+def render_finetuning(part: str) -> str:
+    """A part of the report of benchmarks/finetuning.py."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    tables = import_module("finetuning.tables")
+    return tables.render(part, tables.read_record(ROOT / tables.RECORD))
+
+
+@cache
+def render_brain_age_frozen(part: str) -> str:
+    """The table of examples/brain_age_frozen.py."""
+    sys.path.append(str(ROOT / "examples"))
+    example = import_module("brain_age_frozen")
+    return example.render(part, example.read_record(example.RECORD))
+
+
+BENCHMARKS = {
+    "position": render_position,
+    "others": render_others,
+    "fits": render_fits,
+    "solvers": render_solvers,
+    "finetuning": render_finetuning,
+    "brain-age-frozen": render_brain_age_frozen,
+}
 
 
 def make_headlines() -> tuple[Table, Table]:
