@@ -45,8 +45,6 @@ from tensor_dropout_lab.nets import build_net
 from tensor_dropout_lab.run_records import describe_environment
 
 SIZE = 224
-DISTINCT = 512
-"""How many random samples are different; arrays repeat them."""
 
 
 class Network(NamedTuple):
@@ -89,13 +87,12 @@ class Samples(Dataset):
         return self.base + number / self.n
 
 
-def make_arrays(n: int) -> np.ndarray:
-    """(n, 3, 224, 224), 512 of them different."""
-    base = torch.randn(min(n, DISTINCT), 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
-    assert n % len(base) == 0
-    x = np.empty((n // len(base), *base.shape), np.float32)
+def make_arrays(batches: int, batch: int) -> np.ndarray:
+    """(batches · batch, 3, 224, 224), the same random batch again and again."""
+    base = torch.randn(batch, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    x = np.empty((batches, *base.shape), np.float32)
     torch.from_numpy(x).copy_(base)  # with all threads: gigabytes on a GPU
-    return x.reshape(n, 3, SIZE, SIZE)
+    return x.reshape(-1, 3, SIZE, SIZE)
 
 
 def measure_seconds(call: Callable[[], Any]) -> float:
@@ -116,13 +113,13 @@ def spread(numbers: list[float]) -> dict[str, float]:
 def measure_throughput(network: Network, x: np.ndarray, batch: int, rounds: int, device: str) -> dict[str, Any]:
     """Images per second, bare and through ``FeatureMaps``, in turn; the first round of each is not counted."""
     network.model.to(device)
-    on_device = [torch.from_numpy(x[start : start + batch]).to(device) for start in range(0, 4 * batch, batch)]
+    on_device = torch.from_numpy(x[:batch]).to(device)
     maps = FeatureMaps(network.model, network.layer, batch=batch, verbose=False)
 
     @torch.inference_mode()
     def run_bare(function: Callable[[Tensor], Any]) -> None:
-        for number in range(len(x) // batch):
-            function(on_device[number % len(on_device)])
+        for _ in range(len(x) // batch):
+            function(on_device)
 
     contenders: dict[str, Callable[[], Any]] = {
         "FeatureMaps": lambda: maps.transform(x),
@@ -229,6 +226,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, help="a tar file of JPEG images (default: simulated ones)")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of torch on the CPU")
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--batches", type=int, help="how many are timed at once (default: 4; on a GPU 48)")
     parser.add_argument("--quick", action="store_true", help="few samples: to see that it runs")
     parser.add_argument("--out", type=Path, help="the record (default: out/bench/feature-maps-DEVICE.json)")
     arguments = parser.parse_args()
@@ -236,7 +234,7 @@ def main() -> None:
     torch.backends.cudnn.allow_tf32 = False
     gpu, quick = arguments.device == "cuda", arguments.quick
     batch = 256 if gpu else 32
-    n = 4 * batch if quick or not gpu else 48 * batch
+    batches = arguments.batches or (4 if quick or not gpu else 48)
     rounds = 1 if quick else 4 if gpu else 9
     n_files = 64 if quick else 512
     n_memory = 100 if quick else 1500
@@ -251,8 +249,8 @@ def main() -> None:
         record["environment"]["command"] = command.replace(str(arguments.images), arguments.images.name)
     record["environment"]["load"] = os.getloadavg()[0]
     record["left_out"] = []
-    say(f"arrays: {n} images")
-    x = make_arrays(n)
+    say(f"arrays: {batches} batches of {batch} images")
+    x = make_arrays(batches, batch)
     say(f"{n_files} files")
     with image_files(arguments.images, n_files) as paths:
         for name in arguments.networks:
