@@ -263,6 +263,7 @@ def test_the_page_lists_every_record_and_no_other():
         if not (RESULTS / name).exists() and not STORE.run(name).names() and not STORE.list_runs(name)
     ] == []
     there = {path.name.partition(".")[0] for path in RESULTS.glob("*.jsonl.xz")}
+    there |= {path.name for path in RESULTS.iterdir() if path.suffix in (".json", ".jsonl")}
     assert there | {f"speed/{path.name}" for path in (RESULTS / "speed").iterdir()} <= set(listed)
 
 
