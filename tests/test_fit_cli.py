@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import small_backbone
 import tensor_dropout as td
 from tensor_dropout.sklearn import FeatureMaps, TensorRegressorCV
-from tensor_dropout_lab import cli, head_fitting
+from tensor_dropout_lab import cli, head_fitting, head_predictions
 from tensor_dropout_lab.fitted_head import open_fitted
 from tensor_dropout_lab.head_search import FitOptions, read_examples
 from tensor_dropout_lab.nets import families
@@ -271,6 +271,15 @@ def test_a_broken_file_does_not_stop_the_others(points, images, tmp_path):
     assert float(rows[2]["spot_x"]) > 0
     assert not list(tmp_path.glob("*.png.png"))
     assert "b.png cannot be read" in fail("predict", tmp_path / "b.png", *options)
+
+
+def test_many_points_are_counted_and_their_mean_std_said(points, images, tmp_path, monkeypatch):
+    monkeypatch.setattr(head_predictions, "SPELLED_OUT", 1)
+    out = tmp_path / "p.csv"
+    result = invoke("predict", images[0] / "03.png", "--model", points[0] / "fit", *BACKBONE[:2], "-o", out)
+    (row,) = read_csv(out)
+    mean = (float(row["spot_x_std"]) + float(row["spot_y_std"])) / 2
+    assert f"03.png: 1 points, ± {mean:.2g} pixels on average" in result.output
 
 
 def test_an_archive_is_to_be_unpacked(points, tmp_path):

@@ -177,7 +177,7 @@ class _Predictor:
             row = {name: _round(value) for name, value in numbers.items()}
             row |= {f"{name}_std": _round(value) for name, value in deviations.items()}
             points = (values[number, drawn], std[number, drawn]) if self.drawn else None
-            answers.append(_Answer(_say(numbers, deviations), row, points))
+            answers.append(_Answer(_say(head, numbers, deviations), row, points))
         return answers
 
     def draw(self, path: Path, answer: _Answer, picture: Path) -> Path:
@@ -190,9 +190,13 @@ class _Predictor:
         return picture
 
 
-def _say(numbers: dict[str, float], deviations: dict[str, float]) -> str:
+def _say(head: FittedHead, numbers: dict[str, float], deviations: dict[str, float]) -> str:
     if len(numbers) > SPELLED_OUT:
-        return f"{len(numbers)} numbers, ± {np.mean(list(deviations.values())):.2g} on average"
+        average = f"{np.mean(list(deviations.values())):.2g}"
+        if sum(map(len, head.points)) < len(numbers):
+            return f"{len(numbers)} numbers, ± {average} on average"
+        unit = "pixels" if head.in_pixels else "of the image side"
+        return f"{len(head.points)} points, ± {average} {unit} on average"
     return ", ".join(f"{name} {format_uncertain(value, deviations[name])}" for name, value in numbers.items())
 
 
