@@ -1,4 +1,4 @@
-"""``tensorize_`` and ``merge_`` on networks of torchvision and timm: the same function there and back, trained between."""
+"""``tensorize_`` and ``merge_`` on networks of torchvision and timm: the same there and back, trained between."""
 
 from __future__ import annotations
 

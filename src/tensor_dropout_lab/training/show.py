@@ -110,9 +110,10 @@ class Reporter:
         """The main metric in training and validation; of several targets, which may have several units, of each."""
         name, summary = self.metric.name, line.get("validation")
         if self.several:
-            targets = {} if summary is None else split_targets(summary, self.data.point_names)
+            summary = summary or {}
+            targets = split_targets(summary, self.data.point_names) if summary else {}
             scores = [f"{target} {found[name]:.4g}" for target, found in targets.items() if name in found]
-            distance = "" if "distance" not in (summary or {}) else f"  validation distance {summary['distance']:.4g} %"
+            distance = f"  validation distance {summary['distance']:.4g} %" if "distance" in summary else ""
             return f"{distance}  validation {name}: {', '.join(scores)}" if scores else distance
         validation = "" if summary is None else f"  validation {summary[name]:.2f}"
         return f"  {name} {line[name]:.2f}{validation}"
