@@ -160,8 +160,10 @@ def tidy_docstring(app: Sphinx, what: str, name: str, item: Any, options: Any, l
 
 
 def skip_member(app: Sphinx, what: str, name: str, item: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out names of types, and the fields of named tuples, which the docstring of their class explains."""
-    return True if isinstance(item, GenericAlias) or type(item).__name__ == "_tuplegetter" else None
+    """Leave out names of types, the fields of named tuples, which the docstring of their class explains, and what
+    scikit-learn adds to its estimators, whose text points into its own site."""
+    added = re.fullmatch(r"set_\w+_request", name)
+    return True if added or isinstance(item, GenericAlias) or type(item).__name__ == "_tuplegetter" else None
 
 
 def drop_ways_back(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
