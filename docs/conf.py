@@ -160,8 +160,7 @@ def tidy_docstring(app: Sphinx, what: str, name: str, item: Any, options: Any, l
 
 
 def skip_member(app: Sphinx, what: str, name: str, item: Any, skip: bool, options: Any) -> bool | None:
-    """Leave out names of types, the fields of named tuples, which the docstring of their class explains, and what
-    scikit-learn adds to its estimators, whose text points into its own site."""
+    """Leave out names of types, fields of named tuples (their class explains them), and what scikit-learn adds."""
     added = re.fullmatch(r"set_\w+_request", name)
     return True if added or isinstance(item, GenericAlias) or type(item).__name__ == "_tuplegetter" else None
 
