@@ -513,7 +513,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         >>> y = np.stack([X[:, 0].mean(2) @ np.arange(4), X[:, 1].mean(1) @ np.arange(4)], axis=1)
         >>> model = TensorRegressorCV(thetas=(1, 0.7), alphas=(1e-3,), cv=3, random_state=0).fit(X, y)
         >>> model.best_params_["method"], len(model.cv_results_["params"])
-        ('cp', 32)
+        ('cp', 44)
     """
 
     _task = "regression"
