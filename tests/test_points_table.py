@@ -103,7 +103,7 @@ BAD_TABLES = {
     "no target": ("file,group\na,p\n", ["no column with targets"]),
     "empty": ("", ["is empty", "file,group,x0,y0"]),
     "only a header": ("file,x0,y0\n", ["has a header and no rows"]),
-    "rows twice": ("file,x0\na,1\nb,1\na,2\n", ["1 files have more than one row: a", "lines 2, 4"]),
+    "rows twice": ("file,x0\na,1\nb,1\na,2\n", ["files with more than one row: a", "lines 2, 4"]),
     "no file": ("file,x0\n,1\n", ["line 2 names no file"]),
     "no group": ("file,group,x0\na,,1\n", ["line 2 has an empty group"]),
 }

@@ -403,7 +403,7 @@ def split_groups(
         >>> ages = torch.tensor([30.0, 31, 50, 70, 71], dtype=torch.float64)
         >>> settings = dict(folds=None, fold=0, test=1, validation=1, seed=0, what="example")
         >>> [part.tolist() for part in split_groups(["a", "a", "b", "c", "c"], ages, **settings)]
-        [[2], [3, 4], [0, 1]]
+        [[0, 1], [2], [3, 4]]
     """
     names = sorted(set(groups))
     number = {name: i for i, name in enumerate(names)}
