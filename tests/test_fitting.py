@@ -114,9 +114,11 @@ def standardize(layer, x, y, weights, task="regression"):
                 y[:, *place] -= mean
                 twin.bias[place] -= mean
                 plain[:, *place] -= mean
-            std = stds.square().flatten(0, -2).mean(0).sqrt() if stds.ndim > 1 else stds
+            last = stds.square().flatten(0, -2).mean(0).sqrt() if stds.ndim > 1 else stds
+            scales = [(stds / last).square().mean(1).sqrt(), last] if stds.ndim > 1 else [last]
+            std = math.prod([scales[0][:, None], last]) if stds.ndim > 1 else last
             y, plain = y / std, plain / std
-            twin.scale_outputs_(1 / std)
+            twin.scale_outputs_(*(1 / scale for scale in scales))
             twin.bias /= std
     assert_close(twin(x), plain, **EXACT)
     return twin, x, y
@@ -836,7 +838,11 @@ def test_the_scales_are_those_of_one_channel_and_one_target_at_a_time(block, mon
     for place in itertools.product(range(2), range(3)):
         mean, stds[place] = moments_of(y[:, *place], weights)
         assert_close(target.mean[place], mean, **EXACT)
-    assert_close(target.std, stds.square().mean(0).sqrt(), **EXACT)
+    last = stds.square().mean(0).sqrt()
+    first = (stds / last).square().mean(1).sqrt()
+    assert_close(target.modes, (first, last), **EXACT)
+    assert_close(target.std, first[:, None] * last, **EXACT)
+    assert_close(target.left, stds / target.std, **EXACT)
 
 
 @pytest.mark.parametrize(("n", "C"), [(20, 5), (3, 30)], ids=["few channels", "many channels"])
@@ -1255,3 +1261,13 @@ def test_more_memory_takes_fewer_iterations():
     short, long = (minimize(problems, problems.start, max_iter=400, tol=1e-9, history=h) for h in (2, 20))
     assert long.converged.all()
     assert int(long.n_iter) < int(short.n_iter)
+
+
+@pytest.mark.parametrize("S", [1, 5])
+def test_a_large_mean_does_not_cancel_the_digits_of_the_std(S):
+    x = torch.randn(60, 4, S, dtype=torch.float64) * 10
+    weights = equal_weights(x)
+    far = x + torch.tensor([0.0, 1.7e9, -1e12, 1e3], dtype=torch.float64)[:, None]
+    expected, found = statistics.channel_scale(x, weights), statistics.channel_scale(far, weights)
+    assert_close(found.std, expected.std, rtol=1e-4, atol=0)
+    assert torch.equal(found.std[0], expected.std[0])  # what needs no second look is left as it was

@@ -21,7 +21,7 @@ from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_
 from tensor_dropout.fitting import fit as fit_module
 from tensor_dropout.fitting.statistics import StoredBlocks
 from tensor_dropout.progress import Advance
-from tensor_dropout.sklearn import TensorRegressor, base
+from tensor_dropout.sklearn import TensorRegressor, TensorRegressorCV, base
 from tensor_dropout.sklearn.base import MoveChannels
 
 SHAPES = [(7,), (6, 5), (5, 3, 4), (4, 2, 3, 3)]
@@ -145,6 +145,65 @@ def test_dtypes_of_features_and_targets_mix(X_dtype, y_dtype, solver):
     assert model.score(X, y) > 0.5
 
 
+def r2(y, predicted):
+    """Of each output."""
+    return 1 - ((predicted - y) ** 2).sum(0) / ((y - y.mean(0)) ** 2).sum(0)
+
+
+@pytest.mark.parametrize("factorization", ["cp", "tucker", "tt", "ring"])
+def test_outputs_of_several_modes_may_have_scales_of_their_own(factorization):
+    X, y = make_data((6, 4), (2, 2), n=80)
+    y = y * np.array([1.0, 1e4], np.float32)[:, None] * np.array([1e-2, 1.0], np.float32)
+    model = fit_quietly(TensorRegressor(factorization, theta=1, random_state=0), X, y)
+    assert r2(y, model.predict(X)).min() > 0.9
+
+
+def test_outputs_of_several_modes_whose_scales_are_no_product_are_named():
+    X, y = make_data((6, 4), (2, 2), n=80)
+    with pytest.warns(UserWarning, match=r"y\[:, 0, 0\] .*reshape y to \(n, 4\)"):
+        fit_quietly(TensorRegressor(**SMALL), X, y * np.array([[1e-4, 1.0], [1.0, 1e-4]], np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        fit_quietly(TensorRegressor(**SMALL), X, y * np.array([[0.0, 1.0], [0.1, 1.0]], np.float32))
+
+
+def test_a_small_output_beside_a_large_mean_is_fitted():
+    X, y = make_data((6, 4), (2,), n=60, dtype=np.float64)
+    given = np.stack([1e-4 * y[:, 0], 1e7 * (y[:, 1] + 1)], 1)
+    assert r2(given, fit_quietly(TensorRegressor(theta=1, **SMALL), X, given).predict(X)).min() > 0.9
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)], ids=str)
+def test_features_of_a_table_may_have_units_of_their_own(outputs):
+    X, y = make_data((6,), outputs, n=60)
+    settings = {**SMALL, "rank": 2}
+    usual = fit_quietly(TensorRegressor(**settings), X, y)
+    mixed = X * np.array([1e3, 1, 1, 1e3, 1e-6, 1e3], np.float32)
+    model = fit_quietly(TensorRegressor(**settings), mixed, y)
+    assert relative(model.predict(mixed), usual.predict(X)) < 1e-3
+    scores = [TensorRegressorCV(thetas=(1,), cv=3, random_state=0).fit(each, y).best_score_ for each in (X, mixed)]
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6,)], ids=str)
+def test_a_large_mean_leaves_the_features_precise(shape):
+    X, y = make_data(shape, (2,), n=60, dtype=np.float64)
+    settings = {**SMALL, "theta": 1, "rank": 2}
+    expected = fit_quietly(TensorRegressor(**settings), X, y).predict(X)
+    far = X + 2.0**31
+    assert relative(fit_quietly(TensorRegressor(**settings), far, y).predict(far), expected) < 0.02
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (6,)], ids=str)
+def test_targets_beside_a_large_offset_are_centred_before_they_are_rounded(shape):
+    """Float32 features: what is predicted has the precision of float32, the weight that is found has not."""
+    X, y = make_data(shape, (), n=60)
+    given = y.astype(np.float64) + 1e8
+    settings = {**SMALL, "theta": 1}
+    expected = fit_quietly(TensorRegressor(**settings), X, y)
+    assert relative(fit_quietly(TensorRegressor(**settings), X, given).coef_, expected.coef_) < 1e-3
+
+
 # The layer.
 
 
@@ -213,6 +272,22 @@ def test_a_weight_of_two_is_a_row_twice_and_of_zero_none(shape):
     assert relative(weighted.predict(X), repeated.predict(X)) < 2e-3
     assert relative(plain.predict(X), repeated.predict(X)) > 4e-3
     assert weighted.alpha_ == pytest.approx(repeated.alpha_)
+
+
+def test_whole_weights_are_repeated_rows_for_ridge_too():
+    """Also where ridge chooses its own weight, by generalized cross-validation."""
+    X, y = make_data((7,), (), n=16, dtype=np.float64, noise=8.0)
+    wrong, spoilt = np.r_[y, np.zeros(200)], np.r_[X, 9 * np.ones((200, 7))]
+    twice = TensorRegressor().fit(X, y, sample_weight=np.full(16, 2.0))
+    repeated = TensorRegressor().fit(X.repeat(2, 0), y.repeat(2))
+    assert np.allclose(twice.predict(X), repeated.predict(X))
+    assert twice.alpha_ == pytest.approx(repeated.alpha_)
+    kept = TensorRegressor().fit(X, y)
+    masked = TensorRegressor().fit(spoilt, wrong, sample_weight=np.r_[np.ones(16), np.zeros(200)])
+    assert np.allclose(masked.predict(X), kept.predict(X))
+    assert masked.alpha_ == pytest.approx(kept.alpha_)
+    parts = TensorRegressor().fit(X, y, sample_weight=np.full(16, 0.01))  # fewer than there are rows
+    assert np.allclose(parts.predict(X), kept.predict(X))
 
 
 @pytest.mark.parametrize(
@@ -493,6 +568,7 @@ BAD_DATA = {
     "another number of weights": ((X, Y, np.ones(11)), r"sample_weight has one number per row of X, \(12,\)"),
     "negative weights": ((X, Y, -np.ones(12)), "sample_weight must be finite, not negative"),
     "no weight": ((X, Y, np.zeros(12)), "not all zero"),
+    "one row that counts": ((X[:, :, 0], Y[:, 0], np.eye(12)[3]), "sample_weight is positive in 1 row, and a fit needs at least 2"),
     "weights in words": ((X, Y, np.full(12, "a")), "sample_weight must hold numbers"),
 }
 BAD_SETTINGS = {

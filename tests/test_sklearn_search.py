@@ -654,7 +654,7 @@ BAD_DATA = {
     "groups in two columns": ((X, Y), {"groups": np.ones((12, 2))}, "groups has one entry per row"),
     "too few groups": ((X, Y), {"groups": np.arange(12) % 2}, "cv=3 folds need as many groups, got 2"),
     "constant y": ((X, np.ones(12)), {}, "the target is constant"),
-    "weights that leave a fold empty": ((X, Y, np.r_[1.0, np.zeros(11)]), {}, "0 in all rows of a fold"),
+    "weights that leave a fold empty": ((X, Y, np.r_[1.0, 1.0, np.zeros(10)]), {}, "0 in all rows of a fold"),
     "a number with a hole": ((X[:, 0, :1], np.r_[np.nan, np.arange(11.0)]), {}, "no target at all in 1 rows"),
     "rare classes": ((X, np.r_[0, 0, np.ones(10, int)]), {}, "the smallest class has 2; lower cv, or merge classes"),
     "one feature and holes": (

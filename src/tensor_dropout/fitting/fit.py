@@ -15,10 +15,12 @@ from tensor_dropout.fitting.statistics import (
     Axes,
     Scale,
     StoredBlocks,
+    TargetScale,
     channel_scale,
     identity_axes,
     pad_axes,
     principal_axes,
+    rounded,
     target_scale,
     to_axes,
 )
@@ -66,7 +68,7 @@ class Prepared:
         equal = torch.full((n,), 1 / n, dtype=dtype, device=x.device)
         self.weights = equal if weights is None else (weights / weights.sum()).to(equal)
         flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)
-        self.scale: Scale = channel_scale(flat, self.weights)
+        self.scale: Scale = channel_scale(flat, self.weights, own_units=x.ndim == 2)
         self.axes: Axes | None = principal_axes(flat, self.scale, self.weights)
         if batch_size is None:
             blocks = to_axes(flat, self.scale, self.axes)
@@ -171,11 +173,11 @@ def fit_many(
     """
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     flat = (x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)).to(dtype)
-    known: dict[int, tuple[Scale, Axes, Scale | None]] = {}
+    known: dict[int, tuple[Scale, Axes, TargetScale | None]] = {}
     for setting in settings:
         if id(setting.weights) not in known:
             weights = setting.weights.to(flat)
-            scale = channel_scale(flat, weights)
+            scale = channel_scale(flat, weights, own_units=x.ndim == 2)
             axes = principal_axes(flat, scale, weights) or identity_axes(scale)
             known[id(setting.weights)] = (scale, axes, target_scale(y, weights) if task == "regression" else None)
     done: list[tuple[TensorRegression, Fit]] = []
@@ -185,7 +187,7 @@ def fit_many(
     blocks = [part.movedim(1, 0).contiguous().view(-1, len(part), *x.shape[2:]) for part in rows]
     for start in range(0, len(settings), side_by_side):
         group = settings[start : start + side_by_side]
-        done += _fit_group(layer, blocks, y.to(dtype), group, known, task, max_iter, tol, eliminate)
+        done += _fit_group(layer, blocks, rounded(y, dtype), group, known, task, max_iter, tol, eliminate)
         if report is not None:
             report(len(group))
     return done
@@ -211,7 +213,7 @@ def _fit_group(
     blocks: list[Tensor],
     y: Tensor,
     group: list[Setting],
-    known: dict[int, tuple[Scale, Axes, Scale | None]],
+    known: dict[int, tuple[Scale, Axes, TargetScale | None]],
     task: Task,
     max_iter: int,
     tol: float,
@@ -288,7 +290,7 @@ def fill(
     found: dict[str, Tensor],
     scale: Scale,
     axes: Axes | None,
-    target: Scale | None,
+    target: TargetScale | None,
     *,
     folded: bool = False,
 ) -> None:
@@ -309,6 +311,6 @@ def fill(
         parameter.copy_(found[name])
     layer.set_center(scale.mean)
     if target is not None:
-        layer.scale_outputs_(target.std)
+        layer.scale_outputs_(*target.modes)
         if layer.bias is not None:
             layer.bias.mul_(target.std).add_(target.mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -18,35 +19,72 @@ NEGLIGIBLE = 1e-6
 """Axes with a smaller share of the largest variance are left out; nothing can be learned along them."""
 BLOCK = 2**25
 """How many numbers of the features are copied at once."""
+CANCELLED = 1e-8
+"""A variance below this share of the squared mean is computed once more about the mean: its digits have cancelled."""
+ROUNDED = 1e-4
+"""Targets whose rounding would be a larger share of their range keep their own precision."""
 SOLVED_AT_ONCE = 2**13
 """How many positions of samples the solver takes at once: what it makes of them is to stay in the cache."""
 
 
 class Scale(NamedTuple):
-    """Means and scales of the channels, (C,), and of the targets."""
+    """Means and scales of the channels, (C,)."""
 
     mean: Tensor
     std: Tensor
 
 
-def channel_scale(x: Tensor, weights: Tensor) -> Scale:
+class TargetScale(NamedTuple):
+    """Means and scales of the targets.
+
+    Attributes:
+        mean: (*output_shape).
+        modes: a vector for each output mode; their product is the scale of a target, so that factors can hold it.
+        left: the std of the scaled targets, 1 where the product is exact; NaN for constant ones.
+    """
+
+    mean: Tensor
+    modes: tuple[Tensor, ...]
+    left: Tensor
+
+    @property
+    def std(self) -> Tensor:
+        """The scale of every target, (*output_shape)."""
+        return reduce(lambda product, scale: product.unsqueeze(-1) * scale, self.modes)
+
+
+def channel_scale(x: Tensor, weights: Tensor, *, own_units: bool = False) -> Scale:
     """Mean and std of every channel.
 
     Args:
         x: (n, C, S).
         weights: (n,), that sum to 1.
+        own_units: whether channels have units of their own, as the columns of a table: no std is raised then.
     """
+    mean, variance = _moments(x, weights)
+    cancelled = variance <= CANCELLED * mean.square()
+    if bool((cancelled & (mean != 0)).any()):
+        variance = torch.where(cancelled, _moments(x, weights, mean)[1], variance)
+    std = variance.clamp(min=0).sqrt()
+    if own_units:
+        rounding = torch.finfo(weights.dtype).eps * mean.abs()
+        return Scale(mean.to(weights), torch.where(std > rounding, std, 1.0).to(weights))
+    return Scale(mean.to(weights), floored(std).to(weights))
+
+
+def _moments(x: Tensor, weights: Tensor, about: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and variance of every channel, less a number of its own, in float64."""
     first, second = (weights.new_zeros(x.shape[1], dtype=torch.float64) for _ in range(2))
     for rows, share in zip(_blocks(x, weights), weights.double().split(_rows(x)), strict=True):
+        rows = rows if about is None else rows - about.to(rows)[:, None]
         means = rows.mean(-1).double()  # (b, C)
         first += share @ means
         second += share @ rows.var(-1, unbiased=False).double() + share @ means.square()
-    std = (second - first.square()).clamp(min=0).sqrt()
-    return Scale(first.to(weights), floored(std).to(weights))
+    return first, second - first.square()
 
 
-def target_scale(y: Tensor, weights: Tensor) -> Scale:
-    """Mean of every target, and one std for each entry of the last output mode (so that factors can hold it).
+def target_scale(y: Tensor, weights: Tensor) -> TargetScale:
+    """Mean of every target, and scales: of each one its std, where there is one output mode.
 
     Args:
         y: (n, *output_shape); NaN where a target is missing.
@@ -56,10 +94,26 @@ def target_scale(y: Tensor, weights: Tensor) -> Scale:
     share = weights.double().view(-1, *[1] * (y.ndim - 1)) * known
     share = share / share.sum(0).clamp(min=1e-300)
     mean = (share * y.nan_to_num().double()).sum(0)
-    variance = (share * (y.nan_to_num().double() - mean).square()).sum(0)
-    std = variance.reshape(-1, variance.shape[-1]).mean(0).sqrt()
-    std = torch.where(std > 1e-10 * mean.abs().amax().clamp(min=1e-30), std, 1.0)  # constant targets stay as they are
-    return Scale(mean.to(y.dtype), std.to(y.dtype))
+    left = (share * (y.nan_to_num().double() - mean).square()).sum(0)
+    varies = left.sqrt() > 1e-10 * mean.abs().clamp(min=1e-30)  # constant targets stay as they are
+    left = torch.where(varies, left, float("nan"))
+    modes: list[Tensor] = []
+    for mode in reversed(range(left.ndim)):  # exact after one turn, if the stds are a product
+        variance = left.movedim(mode, -1).reshape(-1, left.shape[mode]).nanmean(0)
+        variance = torch.where(variance > 0, variance, 1.0)
+        left = left / variance.view(-1, *[1] * (left.ndim - 1 - mode))
+        modes.insert(0, variance.sqrt().to(y.dtype))
+    return TargetScale(mean.to(y.dtype), tuple(modes), left.sqrt())
+
+
+def rounded(y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Targets in a precision; in their own where too little would be left beside a large mean."""
+    coarse = y.to(dtype)
+    if coarse.dtype == y.dtype:
+        return y
+    spread = y.nan_to_num(nan=float("-inf")).amax(0) - y.nan_to_num(nan=float("inf")).amin(0)
+    lost = (coarse - y).abs().nan_to_num().amax(0)
+    return y if bool((lost > ROUNDED * spread).any()) else coarse
 
 
 def floored(std: Tensor) -> Tensor:

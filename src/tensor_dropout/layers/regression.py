@@ -266,13 +266,18 @@ class TensorRegression(nn.Module, ABC):
         return x - self.center.to(x.dtype).view(-1, *[1] * (len(self.input_shape) - 1))
 
     @torch.no_grad()
-    def scale_outputs_(self, scale: Tensor) -> None:
-        """Multiply W by one number for each entry of the last output mode, (O,): its parameter takes it in."""
+    def scale_outputs_(self, *scales: Tensor) -> None:
+        """Multiply W by one number for each entry of an output mode: its parameter takes it in.
+
+        Args:
+            scales: (O,) for each of the last output modes.
+        """
         _, indices, outputs, _ = self._indices()
-        for operand, letters in zip(self.operands(), indices, strict=True):
-            if outputs[-1] in letters:
-                across = [-1 if letter == outputs[-1] else 1 for letter in letters]
-                operand.mul_(scale.to(operand).view(across))
+        for scale, mode in zip(reversed(scales), reversed(outputs), strict=False):
+            for operand, letters in zip(self.operands(), indices, strict=True):
+                if mode in letters:
+                    across = [-1 if letter == mode else 1 for letter in letters]
+                    operand.mul_(scale.to(operand).view(across))
 
     def reset_parameters(self) -> None:
         """Draw fresh parameters, as ``init`` says."""

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import Fit, Prepared, fit
 from tensor_dropout.fitting.objective import Task
+from tensor_dropout.fitting.statistics import rounded
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import show_progress
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.inputs import check_features
-from tensor_dropout.sklearn.ridge import RidgePath
+from tensor_dropout.sklearn.ridge import ridge_path
 
 PREDICTED_AT_ONCE = 2**26
 """How many numbers of the features are predicted in one go."""
@@ -131,7 +132,7 @@ class TensorEstimator(BaseEstimator):
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         complete = task == "regression" and not bool(y.isnan().any())
         if complete and is_matrix_of_rank_one(tuple(x.shape[1:]), output_shape):
-            path = ridge_of_rank_one(x.to(dtype), y.to(dtype), weights)
+            path = ridge_path(x, y, weights, "flattened ridge")
             alpha = path.best_alpha() if is_auto(self.alpha) else settings["alpha"] / max(path.size, 1e-30)
             settings["alpha"] = alpha * path.size
             return path.module(alpha, output_shape), None
@@ -147,7 +148,7 @@ class TensorEstimator(BaseEstimator):
             device=x.device,
             dtype=dtype,
         )
-        prepared = Prepared(x, y.to(dtype), weights, task, self._batch_size(x))
+        prepared = Prepared(x, rounded(y, dtype), weights, task, self._batch_size(x))
         with show_progress(name, self.max_iter, shown=bool(self.verbose)) as advance:
             ended, _ = fit(
                 layer,
@@ -275,12 +276,6 @@ def moments_of(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
     moments = layer.moments(module[:-1](x) if isinstance(module, nn.Sequential) else x)
     assert isinstance(moments, Moments)
     return moments.mean, moments.variance
-
-
-def ridge_of_rank_one(x: Tensor, y: Tensor, weights: Tensor | None) -> RidgePath:
-    """Ridge for a vector and a scalar, where there is no rank: ``mean squared error + α ‖w‖²``, standardized."""
-    w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
-    return RidgePath(x, y.flatten(1), w, "flattened ridge")
 
 
 def plain_weight(module: nn.Module, input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> Tensor:

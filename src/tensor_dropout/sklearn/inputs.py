@@ -167,6 +167,10 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor | None:
         )
     if not bool(w.isfinite().all()) or bool((w < 0).any()) or not bool((w > 0).any()):
         raise TensorDropoutError(f"{name}: sample_weight must be finite, not negative, and not all zero")
+    if int((w > 0).sum()) < 2:
+        raise TensorDropoutError(
+            f"{name}: sample_weight is positive in 1 row, and a fit needs at least 2"
+        )
     return w
 
 

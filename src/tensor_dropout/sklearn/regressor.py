@@ -16,11 +16,15 @@ from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
+from tensor_dropout.fitting.statistics import target_scale
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, moments_of
 from tensor_dropout.sklearn.defaults import check_number
 from tensor_dropout.sklearn.inputs import check_targets, check_varies, check_weights
+
+HARDLY = 0.01
+"""Below this std of a scaled output a warning says that it hardly counts."""
 
 
 class RegressionMixin(RegressorMixin, MultiOutputMixin):
@@ -126,7 +130,21 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         self.flat_target_ = targets.ndim == 1
         targets = (targets.unsqueeze(1) if self.flat_target_ else targets).to(x.device)
         self.output_shape_ = tuple(targets.shape[1:])
+        self._warn_of_scales(targets)
         return targets
+
+    def _warn_of_scales(self, y: Tensor) -> None:
+        """Where an output hardly counts beside the others, since no scales of the output modes make them alike."""
+        left = target_scale(y, y.new_full((len(y),), 1 / len(y))).left.nan_to_num(nan=1.0)
+        if y.ndim > 2 and float(left.min()) < HARDLY:
+            place = ", ".join(str(int(k)) for k in torch.unravel_index(left.argmin(), left.shape))
+            warnings.warn(
+                f"{type(self).__name__}: scaled by its modes y[:, {place}] has a std of {float(left.min()):.1g} where "
+                f"others have 1, so it hardly counts; reshape y to (n, {left.numel()}), where each output has its own "
+                "scale",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 class TensorRegressor(RegressionMixin, TensorEstimator):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tensor_dropout.fitting.statistics import Scale, channel_scale, target_scale
+from tensor_dropout.fitting.statistics import Scale, channel_scale, rounded, target_scale
 
 Kind = Literal["flattened ridge", "pooled ridge"]
 ALPHAS = tuple(float(a) for a in np.logspace(-9, 1, 21))
@@ -28,16 +28,18 @@ class RidgePath:
         y: (n, outputs), no NaN.
         weights: (n,), that sum to 1.
         kind: which features.
+        n: how many samples the weights stand for; None is the number of those that count.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, weights: Tensor, kind: Kind) -> None:
+    def __init__(self, x: Tensor, y: Tensor, weights: Tensor, kind: Kind, n: float | None = None) -> None:
         self.kind: Kind = kind
+        self.n = int((weights > 0).sum()) if n is None else n
         self.input_shape = tuple(x.shape[1:])
         x = x.unsqueeze(-1) if x.ndim == 2 else x
         z = reduce(x, kind)
         self.n_positions = z.shape[1] // x.shape[1]
         flat = z.unflatten(1, (x.shape[1], -1))
-        channels: Scale = channel_scale(flat, weights)
+        channels: Scale = channel_scale(flat, weights, own_units=len(self.input_shape) == 1)
         self.scale = Scale(*(each.repeat_interleave(self.n_positions) for each in channels))
         self.target = target_scale(y, weights)
         z = (z - self.scale.mean) / self.scale.std
@@ -55,12 +57,12 @@ class RidgePath:
 
     def best_alpha(self) -> float:
         """The weight of :data:`ALPHAS` with the lowest error by generalized cross-validation."""
-        n, dual = len(self.rows), len(self.rows) <= self.rows.shape[1]
+        dual = len(self.rows) <= self.rows.shape[1]
         spectrum, right = self.spectrum.clamp(min=0), self.right.square().sum(1)
 
         def score(alpha: float) -> float:
             shrunk = spectrum + alpha * self.size
-            free = n - 1 - float((spectrum / shrunk).sum())
+            free = self.n - 1 - float((spectrum / shrunk).sum())
             if dual:
                 error = float(((alpha * self.size / shrunk).square() * right).sum())
             else:
@@ -96,3 +98,20 @@ class RidgePath:
             before = [nn.Flatten(2), nn.AdaptiveAvgPool1d(1), nn.Flatten(1)]
         after = [nn.Unflatten(1, output_shape)] if len(output_shape) > 1 else []
         return nn.Sequential(*before, linear, *after) if before or after else linear
+
+
+def ridge_path(x: Tensor, y: Tensor, weights: Tensor | None, kind: Kind) -> RidgePath:
+    """Ridge at any weight of the norm, for samples of any weights: whole ones are repeated rows.
+
+    Args:
+        x: (n, C, *space).
+        y: (n, *output_shape), no NaN.
+        weights: (n,), not negative; None for equal ones.
+        kind: which features.
+    """
+    x = x if x.dtype == torch.float64 else x.float()
+    y = rounded(y.flatten(1), x.dtype)
+    if weights is None:
+        return RidgePath(x, y, x.new_full((len(x),), 1 / len(x)), kind)
+    n = max(float(weights.sum()), float((weights > 0).sum()))  # no fewer than rows, where weights are shares
+    return RidgePath(x, y, (weights / weights.sum()).to(x), kind, n)

@@ -24,7 +24,7 @@ from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_numbe
 from tensor_dropout.sklearn.inputs import check_weights
 from tensor_dropout.sklearn.regressor import RegressionMixin
 from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
-from tensor_dropout.sklearn.ridge import Kind, RidgePath
+from tensor_dropout.sklearn.ridge import Kind, ridge_path
 
 ALPHAS = (0.25, 1.0, 4.0)
 """``alphas="auto"``: multiples of what a single fit takes."""
@@ -430,13 +430,6 @@ def ridge_features(x: Tensor, batch_size: int | None) -> tuple[Tensor, tuple[Kin
         return x, RIDGES
     means = [part.float().flatten(2).mean(-1, keepdim=True) for part in x.split(batch_size)]
     return torch.cat(means), RIDGES[1:]
-
-
-def ridge_path(x: Tensor, y: Tensor, weights: Tensor | None, kind: Kind) -> RidgePath:
-    """One ridge at any weight."""
-    x = x if x.dtype == torch.float64 else x.float()
-    w = x.new_full((len(x),), 1 / len(x)) if weights is None else (weights / weights.sum()).to(x)
-    return RidgePath(x, y.flatten(1).to(x), w, kind)
 
 
 def search_ridges(
