@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import time
 from pathlib import Path
 from typing import Literal
 
@@ -12,11 +13,12 @@ import pytest
 from PIL import Image
 
 import tensor_dropout as td
-from tensor_dropout_lab.data.image_files import find_images
+from tensor_dropout_lab.data.image_files import ImageFiles, find_images
 from tensor_dropout_lab.data.points_table import find_points, match_files, read_table
 
 
 def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
 
@@ -245,9 +247,70 @@ def test_places_without_images(tmp_path: Path, folder: Path) -> None:
         find_images(folder)
 
 
-def test_a_tar_file_cut_short_and_names_that_lead_out(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "i.tar", {"../evil.png": make_picture(), "a.png": make_picture(), ".b.png": b""})
-    assert find_images(path).names == ["a.png"]
+def test_a_tar_file_cut_short(tmp_path: Path) -> None:
+    path = make_tar(tmp_path / "i.tar", {"a.png": make_picture(), "b.png": make_picture(), ".c.png": b""})
+    assert find_images(path).names == ["a.png", "b.png"]
     path.write_bytes(path.read_bytes()[:1600])
     with pytest.raises(td.TensorDropoutError, match="no tar file of images that can be read"):
         find_images(path)
+
+
+@pytest.mark.parametrize("name", ["../e.png", "{}/e.png", ".//{}/e.png", "C:/e.png", "C:e.png", "a\\..\\..\\e.png"])
+def test_names_in_a_tar_file_that_lead_out_of_it_are_refused(tmp_path: Path, name: str) -> None:
+    outside = tmp_path / "outside"
+    evil = name.format(outside)
+    path = make_tar(tmp_path / "i.tar", {"a.png": make_picture(), evil: make_picture()})
+    with pytest.raises(td.TensorDropoutError, match="leads out of it"):
+        find_images(path)
+    with pytest.raises(td.TensorDropoutError, match="leads out of"):  # also if it came in another way
+        ImageFiles(path, [str(outside / "evil.png")], [b"x"]).paths(tmp_path / "unpacked")
+    assert not outside.exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_links_in_a_tar_file_are_refused(tmp_path: Path, kind: bytes) -> None:
+    path = make_tar(tmp_path / "i.tar", {"a.png": make_picture()})
+    with tarfile.open(path, "a") as archive:
+        member = tarfile.TarInfo("b.png")
+        member.type, member.linkname = kind, "a.png"
+        archive.addfile(member)
+    with pytest.raises(td.TensorDropoutError, match=r"b\.png is a link, .*--dereference"):
+        find_images(path)
+
+
+def test_a_link_to_the_folder_itself_shows_no_image_twice(tmp_path: Path, folder: Path) -> None:
+    (folder / "sub" / "again").symlink_to(folder)
+    (folder / "other").symlink_to(folder / "sub")
+    assert find_images(folder).names == ["a.png", "b.png", "other/c.png", "sub/c.png"]
+
+
+def test_many_names_in_one_folder_of_a_tar_file_are_short_at_once(tmp_path: Path) -> None:
+    names = [f"all/{number}.png" for number in range(20_000)]
+    began = time.process_time()
+    assert ImageFiles(tmp_path, names, [b""] * len(names)).short_names[-1] == "19999.png"
+    assert time.process_time() - began < 2  # it was quadratic: minutes
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "tiff", "lzw.tiff"])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 8])
+def test_sizes_are_those_of_the_decoded_picture(tmp_path: Path, ending: str, orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"compression": "tiff_lzw"} if ending == "lzw.tiff" else {}
+    Image.new("RGB", (40, 20)).save(tmp_path / f"a.{ending}", exif=exif, **options)
+    images = find_images(tmp_path)
+    expected = (20, 40) if orientation > 4 else (40, 20)
+    assert images.decode(0).size == expected
+    assert images.measure().tolist() == [list(expected)]
+
+
+def test_a_point_has_two_coordinates_in_pictures_and_three_in_volumes(tmp_path: Path, folder: Path) -> None:
+    table = read_table(write(tmp_path / "t.csv", "file,x,y,z\na.png,0.5,0.5,70\nb.png,1,0,80\nsub/c.png,0,1,90\n"))
+    matched, _ = match_files(table, folder)  # z is any number there, not a fraction
+    assert matched.points == [(0, 1)]
+    assert table.take([0]).points == [(0, 1, 2)]
+    for name in ("a", "b"):
+        write(tmp_path / "volumes" / f"{name}.nii", "")
+    flat = read_table(write(tmp_path / "f.csv", "file,x,y\na.nii,0.5,0.5\nb.nii,1,0\n"))
+    with pytest.raises(td.TensorDropoutError, match="x and y are a point in a picture, and these are volumes"):
+        match_files(flat, tmp_path / "volumes")

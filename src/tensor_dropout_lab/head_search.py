@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import measure_volume
+from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.backbones import SIDE, Backbone, check_spec, open_backbone
-from tensor_dropout_lab.data.image_files import ImageFiles, name_some, read_volume
+from tensor_dropout_lab.data.image_files import ImageFiles
 from tensor_dropout_lab.data.points_table import Table, Task, Units, match_files, read_table
 from tensor_dropout_lab.evaluation.held_out import (
     BASELINE,

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -21,11 +21,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import decode_picture, describe_failure, read_volume
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 VOLUMES = (".nii", ".nii.gz")
-ORIENTATION = 0x0112
-"""The number of the orientation in EXIF data, 1 to 8; 1 is upright."""
 NAMED = 5
 """How many samples are named in a message."""
 
@@ -132,17 +131,10 @@ class Files(Source):
             data = path.read_bytes()
             if is_known is not None and is_known(digest := hashlib.sha256(data).hexdigest()):
                 return Item(None, digest)
-            decode = read_volume if self.volumes else read_image
-            return Item(decode(path, data, self.preparation), digest)
+            prepare = prepare_volume if self.volumes else prepare_image
+            return Item(prepare(io.BytesIO(data), self.preparation), digest)
         except Exception as error:  # PIL and nibabel raise many kinds for damaged files
-            return Item(None, digest, _say(error, path))
-
-
-def _say(error: Exception, path: Path) -> str:
-    words = (str(error).strip().splitlines() or [""])[0].replace(str(path), "it")
-    if "cannot identify image" in words:  # PIL names the buffer in memory
-        return "it is no picture of a known format"
-    return f"{type(error).__name__}: {words}"
+            return Item(None, digest, describe_failure(error).replace(str(path), "it"))
 
 
 class Arrays(Source):
@@ -299,16 +291,13 @@ def _import_reader(volumes: bool, where: str) -> None:
         ) from error
 
 
-def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
-    """An image as RGB, upright by its EXIF data, resized (bilinear, with antialias) and standardized: (3, h, w)."""
-    from PIL import Image
+def prepare_image(stream: BinaryIO, preparation: Preparation) -> Tensor:
+    """A picture, upright, as RGB, resized (bilinear, with antialias) and standardized: (3, h, w)."""
+    from PIL.Image import Resampling
 
-    image = Image.open(io.BytesIO(data))
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(f"pixels of more than 8 bits (mode {image.mode}); save it with 8 bits")
     size = preparation.size
     height, width = (size, size) if isinstance(size, int) else size
-    resized = turn_upright(image).convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
+    resized = decode_picture(stream).resize((width, height), Resampling.BILINEAR)
     pixels = np.asarray(resized).transpose(2, 0, 1).astype(np.float32, order="C")
     mean, std = (
         np.reshape(IMAGENET[which] if value == "imagenet" else neutral if value is None else value, (-1, 1, 1))
@@ -320,40 +309,13 @@ def read_image(path: Path, data: bytes, preparation: Preparation) -> Tensor:
     return torch.from_numpy(pixels)
 
 
-def turn_upright(image: Any) -> Any:
-    """An image turned as the orientation in its EXIF data says: points are meant in the image as it is shown.
-
-    ``ImageOps.exif_transpose`` would fail where the rest of these data is damaged.
-    """
-    from PIL.Image import Transpose
-
-    image.load()  # TIFF images are turned by this
-    try:
-        orientation = image.getexif().get(ORIENTATION)
-    except Exception:  # damaged: the pixels may be sound
-        return image
-    turns = (
-        Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM, Transpose.TRANSPOSE,
-        Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90,
-    )  # fmt: skip
-    return image.transpose(turns[orientation - 2]) if orientation in range(2, 9) else image
-
-
-def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:
+def prepare_volume(stream: BinaryIO, preparation: Preparation) -> Tensor:
     """A NIfTI volume, its axes in the order RAS: (channels, x, y, z).
 
     Standardized by its own mean and standard deviation, or by the numbers given; resized (trilinear) only if the size
     has three numbers.
     """
-    import nibabel
-
-    image: Any = nibabel.as_closest_canonical(nibabel.load(path))
-    volume = torch.from_numpy(np.ascontiguousarray(image.dataobj, dtype=np.float32))  # an axis may run backwards
-    if volume.ndim == 3:
-        volume = volume.unsqueeze(3)
-    if volume.ndim != 4 or not bool(volume.isfinite().all()):
-        raise ValueError(f"a volume has 3 axes, or 4 with the channels last, all finite; got {tuple(volume.shape)}")
-    volume = volume.movedim(3, 0)
+    volume = read_volume(stream)
     if not isinstance(preparation.size, int) and len(preparation.size) == 3:
         volume = torch.nn.functional.interpolate(volume[None], preparation.size, mode="trilinear")[0]
     for which, value in (("mean", preparation.mean), ("std", preparation.std)):
@@ -368,6 +330,11 @@ def read_volume(path: Path, data: bytes, preparation: Preparation) -> Tensor:
 
 
 def name_some(names: Sequence[str]) -> str:
-    """The first few, and how many more."""
+    """The first few, and how many more.
+
+    Example:
+        >>> name_some(["a", "b"]), name_some("abcdefg")
+        ('a, b', 'a, b, c, d, e and 2 more')
+    """
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -27,7 +27,7 @@ from tensor_dropout.sklearn.defaults import check_number
 
 PRECISIONS = {None: None, "float32": None, "bfloat16": torch.bfloat16}
 DTYPES = ("float32", "float16", "float64")
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 """Counts up when the same settings give other rows."""
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import tarfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from functools import cached_property
+from pathlib import Path, PureWindowsPath
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import decode_picture, describe_failure, read_size, read_volume
+from tensor_dropout.features.inputs import name_some
 from tensor_dropout.progress import show_progress
-from tensor_dropout_lab.data.imagefolder import decode_picture
 from tensor_dropout_lab.extras import import_extra
 
 if TYPE_CHECKING:
@@ -26,10 +25,6 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
 VOLUMES = (".nii", ".nii.gz")
-_NAMED = 5
-_HEADER = 540  # bytes, of NIfTI-2; of NIfTI-1 348
-_GZIP = b"\x1f\x8b"
-_NIFTI_2 = (b"\x1c\x02\0\0", b"\0\0\x02\x1c")  # the size of its header, 540, in either order of bytes
 
 Result = TypeVar("Result")
 
@@ -72,11 +67,12 @@ class ImageFiles:
         content = None if self.content is None else [self.content[row] for row in rows]
         return replace(self, names=[self.names[row] for row in rows], content=content)
 
-    def without_folder(self, name: str) -> str:
-        """The path without the outermost folder, if all files of a tar file are in one."""
-        outermost = {PurePosixPath(other).parts[0] for other in self.names}
-        nested = all("/" in other for other in self.names)
-        return name.partition("/")[2] if self.content is not None and nested and len(outermost) == 1 else name
+    @cached_property
+    def short_names(self) -> list[str]:
+        """The paths without the outermost folder, if all files of a tar file are in one; else as they are."""
+        parts = [name.partition("/") for name in self.names]
+        in_one = len({first for first, _, _ in parts}) == 1 and all(rest for _, _, rest in parts)
+        return [rest for _, _, rest in parts] if self.content is not None and in_one else self.names
 
     def read(self, number: int) -> bytes:
         """The file as it is stored.
@@ -113,6 +109,9 @@ class ImageFiles:
         if self.content is None:
             return [self.where / name for name in self.names]
         paths = [folder / name for name in self.names]
+        for path in paths:
+            if not Path(os.path.normpath(path)).is_relative_to(os.path.normpath(folder)):
+                raise TensorDropoutError(f"{self.where}: {path} leads out of the folder that it is unpacked to")
         for number, path in enumerate(paths):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.read(number))
@@ -186,67 +185,6 @@ class ImageFiles:
         return results
 
 
-def read_volume(stream: BinaryIO) -> Tensor:
-    """A NIfTI volume in RAS order from the content of its file: (C, X, Y, Z) float32.
-
-    Raises:
-        ValueError: if it has other axes, or numbers that are not finite; nibabel raises other errors too.
-    """
-    import nibabel
-
-    data = stream.read()
-    data = gzip.decompress(data) if data.startswith(_GZIP) else data
-    kind: Any = nibabel.Nifti2Image if data.startswith(_NIFTI_2) else nibabel.Nifti1Image
-    image: Any = nibabel.as_closest_canonical(kind.from_bytes(data))
-    volume = torch.from_numpy(np.ascontiguousarray(image.dataobj, dtype=np.float32))
-    volume = volume[..., None] if volume.ndim == 3 else volume
-    if volume.ndim != 4 or not bool(volume.isfinite().all()):
-        raise ValueError(f"a volume has 3 axes, or 4 with the channels last, all finite; got {tuple(volume.shape)}")
-    return volume.movedim(3, 0).contiguous()
-
-
-def measure_volume(stream: BinaryIO) -> tuple[int, ...]:
-    """The shape of :func:`read_volume`, (C, X, Y, Z), from the header alone.
-
-    Raises:
-        ValueError: if it has other axes; nibabel raises other errors too.
-    """
-    import nibabel
-
-    head = stream.read(_HEADER)
-    if head.startswith(_GZIP):
-        stream.seek(0)
-        head = gzip.GzipFile(fileobj=stream).read(_HEADER)
-    kind: Any = nibabel.Nifti2Header if head.startswith(_NIFTI_2) else nibabel.Nifti1Header
-    header = kind(head[: kind.sizeof_hdr])
-    shape = header.get_data_shape()
-    if len(shape) not in (3, 4):
-        raise ValueError(f"a volume has 3 axes, or 4 with the channels last; got {shape}")
-    ordered = [1, *shape[:3]] if len(shape) == 3 else [shape[3], *shape[:3]]
-    for axis, (target, _) in enumerate(nibabel.io_orientation(header.get_best_affine())):
-        ordered[1 + int(target)] = shape[axis]
-    return tuple(int(cells) for cells in ordered)
-
-
-def describe_failure(error: Exception) -> str:
-    """Why a decoder failed, in a few words."""
-    words = (str(error).strip().splitlines() or [""])[0]
-    return "it is no picture of a known format" if "cannot identify image" in words else words or type(error).__name__
-
-
-def read_size(stream: BinaryIO) -> tuple[int, int]:
-    """Width and height of a picture as it is shown, upright; from its header."""
-    from PIL import ExifTags, Image
-
-    with Image.open(stream) as picture:
-        width, height = picture.size
-        try:
-            turned = picture.getexif().get(ExifTags.Base.Orientation) in (5, 6, 7, 8)
-        except Exception:  # damaged: the pixels may be sound
-            turned = False
-    return (height, width) if turned else (width, height)
-
-
 def find_images(where: str | Path) -> ImageFiles:
     """All pictures, or all NIfTI volumes, in a folder or a tar file; hidden ones left out.
 
@@ -255,7 +193,7 @@ def find_images(where: str | Path) -> ImageFiles:
     """
     path = Path(where).expanduser()
     if path.is_dir():
-        images = ImageFiles(path, sorted(_list_folder(path)))
+        images = ImageFiles(path, list_folder(path))
     elif path.is_file():
         images = _list_tar(path)
     else:
@@ -272,17 +210,23 @@ def find_images(where: str | Path) -> ImageFiles:
     return images
 
 
-def _is_image(name: str) -> bool:
-    parts = PurePosixPath(name).parts
-    return name.lower().endswith(PICTURES + VOLUMES) and not any(part.startswith(".") for part in parts)
+def list_folder(folder: Path, endings: tuple[str, ...] = PICTURES + VOLUMES) -> list[str]:
+    """The files with these endings in a folder and in those inside it, relative to it and sorted; hidden ones left out.
 
-
-def _list_folder(folder: Path) -> list[str]:
+    Linked folders are looked into, but for those that lead back up.
+    """
     names = []
-    for place, _, files in os.walk(folder, followlinks=True):
+    for place, folders, files in os.walk(folder, followlinks=True):
         inside = Path(place).relative_to(folder)
+        above = {os.path.realpath(folder / each) for each in (inside, *inside.parents)}
+        folders[:] = [each for each in folders if os.path.realpath(Path(place, each)) not in above]
         names += [(inside / file).as_posix() for file in files]
-    return [name for name in names if _is_image(name)]
+    return sorted(name for name in names if _is_wanted(name, endings))
+
+
+def _is_wanted(name: str, endings: tuple[str, ...]) -> bool:
+    hidden = any(part.startswith(".") for part in name.split("/") if part not in (".", ".."))
+    return name.lower().endswith(endings) and not hidden
 
 
 def _list_tar(path: Path) -> ImageFiles:
@@ -293,8 +237,9 @@ def _list_tar(path: Path) -> ImageFiles:
             plain = tarfile.is_tarfile(path) and _is_plain(path)
             for member in archive:
                 name = member.name.removeprefix("./")
-                if not member.isfile() or not _is_image(name) or ".." in PurePosixPath(name).parts:
+                if member.isdir() or not _is_wanted(name, PICTURES + VOLUMES):
                     continue
+                _refuse_member(path, member, name)
                 stream = None if plain else archive.extractfile(member)
                 found[name] = Span(member.offset_data, member.size) if stream is None else stream.read()
     except (tarfile.TarError, EOFError, OSError) as error:
@@ -306,6 +251,22 @@ def _list_tar(path: Path) -> ImageFiles:
     return ImageFiles(path, names, [found[name] for name in names])
 
 
+def _refuse_member(path: Path, member: tarfile.TarInfo, name: str) -> None:
+    """Refuse what would be unpacked to another place, and what has no content of its own."""
+    as_windows = PureWindowsPath(name)  # it takes both slashes, and knows the letters of drives
+    if as_windows.anchor or ".." in as_windows.parts:
+        raise TensorDropoutError(
+            f"{path}: the name {member.name} in this tar file leads out of it; pack it anew: "
+            "tar cf images.tar -C FOLDER ."
+        )
+    if not member.isfile():
+        kind = "a link" if member.issym() or member.islnk() else "no plain file"
+        raise TensorDropoutError(
+            f"{path}: {member.name} is {kind}, and its pixels are not there; pack it anew: "
+            "tar cf images.tar --dereference --hard-dereference -C FOLDER ."
+        )
+
+
 def _is_plain(path: Path) -> bool:
     """Whether a tar file is not compressed, so that its files have a place in it."""
     try:
@@ -313,14 +274,3 @@ def _is_plain(path: Path) -> bool:
             return True
     except tarfile.TarError:
         return False
-
-
-def name_some(names: Sequence[str]) -> str:
-    """The first few, and how many more.
-
-    Example:
-        >>> name_some(["a", "b"]), name_some("abcdefg")
-        ('a, b', 'a, b, c, d, e and 2 more')
-    """
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import decode_picture
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data.base import (
     Data,
@@ -25,11 +26,10 @@ from tensor_dropout_lab.data.base import (
     hold_out,
     require_positive,
 )
+from tensor_dropout_lab.data.image_files import PICTURES, list_folder
 from tensor_dropout_lab.extras import import_extra
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from tensor_dropout_lab.explanation_figures import View
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".bmp", ".webp")
@@ -171,22 +171,12 @@ def list_pictures(folder: Path, classes: list[str]) -> tuple[list[str], Tensor]:
     files: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        pictures = sorted(find_pictures(folder / name))
+        pictures = list_folder(folder / name, SUFFIXES)
         if not pictures:
             raise TensorDropoutError(f"imagefolder: {folder / name} has no picture ({', '.join(SUFFIXES)}). {LAYOUT}")
         files += [f"{folder.name}/{name}/{file}" for file in pictures]
         labels += [label] * len(pictures)
     return files, torch.tensor(labels)
-
-
-def find_pictures(folder: Path) -> Iterator[str]:
-    """The pictures in it and in folders inside of it, relative to it; without what is hidden."""
-    for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        inside = [*Path(place).relative_to(folder).parts, ""]
-        for file in files:
-            if file.lower().endswith(SUFFIXES) and not file.startswith("."):
-                yield "/".join(inside) + file
 
 
 def keep_readable(root: Path, files: list[str], targets: Tensor) -> tuple[list[str], Tensor]:
@@ -324,63 +314,6 @@ class PictureStream(StreamSplit):
         return {**self.__dict__, "_warned": set()}
 
 
-def decode_picture(path: Path | IO[bytes]) -> Image:
-    """A picture as 8-bit RGB, turned as its EXIF orientation says; what is transparent lies on white.
-
-    One of 16 bits is divided by 257, so that its white, 65,535, becomes 255.
-
-    Raises:
-        ValueError: if its numbers have no known white.
-        OSError: if it is damaged; decoders raise other errors too.
-    """
-    from PIL import Image
-
-    with Image.open(path) as file:
-        if file.mode in ("I", "F") and not _has_16_bits(file):
-            kind = "32-bit whole" if file.mode == "I" else "floating-point"
-            raise ValueError(f"its pixels are {kind} numbers, whose white is unknown; save it with 8 or 16 bits")
-        return _turn(_convert(file), file)
-
-
-def _has_16_bits(file: Image) -> bool:
-    return file.mode.startswith("I;16") or (file.mode == "I" and file.format in ("PNG", "PPM"))
-
-
-def _convert(file: Image) -> Image:
-    """As 8-bit RGB; ``convert("RGB")`` alone would show the colour that transparent pixels have stored."""
-    from PIL import Image
-
-    if _has_16_bits(file):
-        return Image.fromarray(np.rint(np.asarray(file) / 257).astype(np.uint8)).convert("RGB")
-    if not file.has_transparency_data:
-        return file.convert("RGB")
-    return Image.alpha_composite(Image.new("RGBA", file.size, "white"), file.convert("RGBA")).convert("RGB")
-
-
-def _turn(picture: Image, file: Image) -> Image:
-    """The picture upright, by the EXIF orientation of the file that it was decoded from (TIFF's are turned already).
-
-    Not by ``ImageOps.exif_transpose``, which fails where the rest of the EXIF data is damaged.
-    """
-    from PIL import ExifTags
-    from PIL.Image import Transpose
-
-    try:
-        orientation = file.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # damaged: the pixels are sound
-        return picture
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
-    return picture.transpose(turns[orientation]) if orientation in turns else picture
-
-
 class PictureReader:
     """Pictures for a network that was trained on such a folder: a :class:`FileReader`.
 
@@ -391,7 +324,7 @@ class PictureReader:
         described: not used.
     """
 
-    endings = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+    endings = PICTURES
 
     def __init__(
         self, input_shape: tuple[int, ...], options: dict[str, Any], root: str | None, described: dict[str, Any]
@@ -402,8 +335,7 @@ class PictureReader:
 
     def find(self, folder: Path) -> list[Path]:
         """The pictures in a folder and in those inside it, hidden ones left out."""
-        inside = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return sorted(path for path in inside if path.name.lower().endswith(self.endings))
+        return [folder / name for name in list_folder(folder, self.endings)]
 
     def read(self, path: Path) -> Tensor:
         """(3, size, size), normalised."""

@@ -27,8 +27,9 @@ from typing import Literal
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.data.base import choose
-from tensor_dropout_lab.data.image_files import ImageFiles, find_images, name_some
+from tensor_dropout_lab.data.image_files import ImageFiles, find_images
 
 Units = Literal["fractions", "pixels"]
 Task = Literal["regression", "classification"]
@@ -52,6 +53,7 @@ class Table:
         columns: (k) the names of the targets; of classes, the one column.
         values: (n, k) float64, NaN where missing; None for classes.
         labels: (n) class names, "" where missing; None for numbers.
+        axes: how many coordinates a point has at most: in pictures two, and a column z is a number like any other.
     """
 
     path: Path
@@ -60,6 +62,7 @@ class Table:
     columns: list[str]
     values: np.ndarray | None
     labels: list[str] | None
+    axes: int = 3
 
     def __len__(self) -> int:
         return len(self.files)
@@ -77,7 +80,7 @@ class Table:
     @property
     def points(self) -> list[tuple[int, ...]]:
         """The columns of every point, as numbers into ``columns``: (x, y), or (x, y, z) in volumes."""
-        return find_points(self.columns) if self.labels is None else []
+        return [point[: self.axes] for point in find_points(self.columns)] if self.labels is None else []
 
     @property
     def has_target(self) -> np.ndarray:
@@ -324,7 +327,7 @@ def match_files(
     choose("points.csv", "units", units, ("fractions", "pixels"))
     choose("points.csv", "missing", missing, ("error", "skip"))
     found = find_images(images)
-    names = found.names if set(found.names) & set(table.files) else [found.without_folder(name) for name in found.names]
+    names = found.names if set(found.names) & set(table.files) else found.short_names
     place = {name: number for number, name in enumerate(names)}
     if missing == "error":
         _refuse_alone(table, names, found)
@@ -336,6 +339,10 @@ def match_files(
             f"{name_some(table.files)}; there are {name_some(names)}"
         )
     table, found = table.take(rows), found.take([place[table.files[row]] for row in rows])
+    if found.are_volumes:
+        _check_volume_points(table, units)
+    else:
+        table = replace(table, axes=2)
     if units == "pixels":
         table = _divide_by_size(table, found)
     check_points(table, units)
@@ -365,16 +372,25 @@ def _divide_by_size(table: Table, images: ImageFiles) -> Table:
             f"{table.path}: units is 'pixels', but no two columns are a point, such as x0 and y0 or nose_x and nose_y; "
             f"there are {', '.join(table.columns[:5])}. Leave units out, or rename them"
         )
-    if images.are_volumes:
+    sizes = images.measure()  # (n, 2): width and height
+    values = table.values.copy()
+    for point in table.points:
+        values[:, point] /= sizes
+    return replace(table, values=values)
+
+
+def _check_volume_points(table: Table, units: Units) -> None:
+    if units == "pixels":
         raise TensorDropoutError(
             f"{table.path}: points in volumes are fractions of the axes from left to right, back to front and bottom "
             "to top; units 'pixels' is for pictures"
         )
-    sizes = images.measure()  # (n, 2): width and height
-    values = table.values.copy()
-    for point in table.points:
-        values[:, point[:2]] /= sizes
-    return replace(table, values=values)
+    flat = [point for point in table.points if len(point) == 2]
+    if flat:
+        x, y = (table.columns[column] for column in flat[0])
+        raise TensorDropoutError(
+            f"{table.path}: {x} and {y} are a point in a picture, and these are volumes; add its third column, z"
+        )
 
 
 def check_points(table: Table, units: Units = "fractions") -> None:

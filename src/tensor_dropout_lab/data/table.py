@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import measure_volume
 from tensor_dropout_lab.data.augment_points import MovePoints, mirror_columns, read_pairs
 from tensor_dropout_lab.data.base import (
     Data,
@@ -23,7 +24,7 @@ from tensor_dropout_lab.data.base import (
     choose,
     split_groups,
 )
-from tensor_dropout_lab.data.image_files import ImageFiles, measure_volume
+from tensor_dropout_lab.data.image_files import ImageFiles
 from tensor_dropout_lab.data.imagefolder import build_prepare
 from tensor_dropout_lab.data.points_table import Table, find_lone_columns, match_files, read_table
 from tensor_dropout_lab.data.table_reader import TableReader as TableReader
@@ -108,7 +109,6 @@ def load_table(
     matched, found = match_files(whole, _find_images(base, images), units=units, missing=missing)
     if found.are_volumes:
         import_extra("nibabel", "table")
-        _check_volume_points(matched)
     else:
         import_extra("PIL.Image", "table")
     shape = _find_shape(found, size)
@@ -196,15 +196,6 @@ def _list_targets(table: Table) -> Tensor:
     values = torch.from_numpy(table.values).float()
     _require_values(table, values)
     return values[:, 0] if values.shape[1] == 1 else values
-
-
-def _check_volume_points(table: Table) -> None:
-    flat = [point for point in table.points if len(point) == 2]
-    if flat:
-        x, y = (table.columns[column] for column in flat[0])
-        raise TensorDropoutError(
-            f"{table.path}: {x} and {y} are a point in a picture, and these are volumes; add its third column, z"
-        )
 
 
 def _split(table: Table, targets: Tensor, **settings: Any) -> tuple[Tensor, Tensor, Tensor]:

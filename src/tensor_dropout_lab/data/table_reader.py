@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.decoding import decode_picture, describe_failure, read_size, read_volume
 from tensor_dropout_lab.data.base import StandardizeImages
-from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, describe_failure, read_size, read_volume
-from tensor_dropout_lab.data.imagefolder import build_prepare, decode_picture
+from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, list_folder
+from tensor_dropout_lab.data.imagefolder import build_prepare
 from tensor_dropout_lab.data.points_table import find_points
 from tensor_dropout_lab.extras import import_extra
 
@@ -72,8 +73,7 @@ class TableReader:
 
     def find(self, folder: Path) -> list[Path]:
         """The images in a folder and in those inside it, hidden ones left out."""
-        inside = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
-        return sorted(path for path in inside if path.name.lower().endswith(self.endings))
+        return [folder / name for name in list_folder(folder, self.endings)]
 
     def read(self, path: Path) -> Tensor:
         """(C, *size), resized and normalised.
