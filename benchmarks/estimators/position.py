@@ -40,7 +40,12 @@ FEATURES = Path("out/features")
 RECORD = Path("results/estimators-position.jsonl")
 PICTURE = Path("docs/images/estimators-position.png")
 SETS = ("wings", "retina", "faces")
-MAPS = {"block10-7": ("block10", 2), "block10-14": ("block10", 1), "last": ("last", 1)}
+MAPS = {
+    "block10-7": ("block10", 2),
+    "block10-14": ("block10", 1),
+    "last": ("last", 1),
+    "resnet-8": ("resnet", 2),  # for benchmarks/position_heads.py
+}
 """A file of the set, and how many positions in each direction are averaged into one."""
 SIZES = {"block10-7": (50, 100, 200, 400, 800), "block10-14": (100, 400), "last": (100, 400)}
 SPLITS = (0, 1, 2, 3, 4)
@@ -75,7 +80,7 @@ class Cell:
 
 def list_cells() -> list[Cell]:
     """The cells of the plan, splits last: an unfinished run has few splits of everything."""
-    return [Cell(name, key, n, split) for split in SPLITS for name in SETS for key in MAPS for n in SIZES[key]]
+    return [Cell(name, key, n, split) for split in SPLITS for name in SETS for key in SIZES for n in SIZES[key]]
 
 
 def split_images(groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -386,7 +391,7 @@ def relative_difference(rows: Iterable[dict[str, Any]], method: str, other: str)
 
 def group_rows(record: dict[Cell, dict[str, Any]]) -> dict[Key, list[dict[str, Any]]]:
     """The splits of each set, map and size, in the plan's order."""
-    order = {key: k for k, key in enumerate((name, each, n) for name in SETS for each in MAPS for n in SIZES[each])}
+    order = {key: k for k, key in enumerate((name, each, n) for name in SETS for each in SIZES for n in SIZES[each])}
     groups: dict[Key, list[dict[str, Any]]] = {}
     for cell in sorted(record):
         groups.setdefault((cell.set, cell.map, cell.n), []).append(record[cell])
@@ -590,7 +595,7 @@ def draw_set(sizes: dict[int, list[dict[str, Any]]], panel: Any) -> None:
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--maps", nargs="+", choices=MAPS, default=tuple(MAPS))
+    parser.add_argument("--maps", nargs="+", choices=SIZES, default=tuple(SIZES))
     parser.add_argument("--n", nargs="+", type=int, choices=SIZES["block10-7"], default=SIZES["block10-7"])
     parser.add_argument("--splits", nargs="+", type=int, choices=SPLITS, default=SPLITS)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, one thread each (default: 1)")

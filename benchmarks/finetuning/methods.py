@@ -15,6 +15,7 @@ import tensor_dropout as td
 from finetuning.data import Part, prepare
 from finetuning.training import Setting, predict
 from tensor_dropout.features.attach import HeadedNetwork
+from tensor_dropout.fitting.statistics import channel_scale
 from tensor_dropout.sklearn import TensorRegressor
 from tensor_dropout.sklearn.ridge import Kind, RidgePath
 
@@ -28,6 +29,8 @@ FROZEN = {
 RATES = (1e-3, 3e-3)
 NEAR, FAR = (3e-3, 3e-2), (3e-2, 1e-1)
 """Steps of a fitted head, and of a random one."""
+PLAIN_ALPHA = 0.64
+"""Without dropout the norms must do more: 16 times the usual α, over n."""
 
 
 def make_grid(rates: tuple[float, ...], head_steps: tuple[float, ...]) -> tuple[Setting, ...]:
@@ -40,7 +43,8 @@ class Method:
     """A way to train a network with a head.
 
     Attributes:
-        head: with which it begins: "tensor", "flattened" or "pooled" (as fitted), or "random" (a tensor head).
+        head: with which it begins: "tensor", "plain" (without dropout), "flattened", "pooled" or "convolutional" (as
+            fitted), or "random" (a tensor head).
         grid: the settings to choose from, as many for every method.
         expected: the loss: its mean over all masks, or of one mask for each sample.
         pretrained: whether the backbone has its ImageNet weights.
@@ -57,6 +61,8 @@ METHODS = {
     "tensor head, exact loss": Method("tensor", expected=True),
     "flattened linear": Method("flattened"),
     "pooled linear": Method("pooled"),
+    "tensor head, no dropout": Method("plain"),
+    "convolutional head": Method("convolutional"),
     "random tensor head": Method("random", make_grid(RATES, FAR)),
     "from scratch": Method("random", make_grid(RATES, FAR), pretrained=False),
 }
@@ -71,6 +77,52 @@ class Keep(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x
+
+
+class ConvolutionalHead(nn.Module):
+    """Two 3×3 convolutions of 64 channels, dropout, and a linear layer, on maps and for targets as they came.
+
+    Args:
+        maps: the training maps, (n, C, H, W): for the means and stds of the channels.
+        y: (n, outputs), likewise.
+    """
+
+    WIDTH, KEEP = 64, 0.5
+
+    def __init__(self, maps: Tensor, y: Tensor) -> None:
+        super().__init__()
+        scale = channel_scale(maps.flatten(2), maps.new_full((len(maps),), 1 / len(maps)))
+        self.register_buffer("center", scale.mean[:, None, None])
+        self.register_buffer("spread", scale.std[:, None, None])
+        self.register_buffer("mean", y.mean(0))
+        self.register_buffer("std", y.std(0))
+        self.layers = nn.Sequential(
+            nn.Conv2d(maps.shape[1], self.WIDTH, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(self.WIDTH, self.WIDTH, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Dropout(1 - self.KEEP),
+            nn.Linear(self.WIDTH * maps[0, 0].numel(), y.shape[1]),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers((x - self.center) / self.spread) * self.std + self.mean
+
+
+def fit_convolutional(maps: Tensor, y: Tensor, seed: int, steps: int = 300) -> ConvolutionalHead:
+    """Trained on the frozen maps by AdamW, rates falling to 0: what comes before the network is trained."""
+    torch.manual_seed(seed)
+    head = ConvolutionalHead(maps, y).to(maps.device).train()
+    optimizer = torch.optim.AdamW(head.parameters(), 1e-3)
+    falling = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        rows = torch.randperm(len(maps), device=maps.device)[:32]
+        optimizer.zero_grad()
+        ((head(maps[rows]) - y[rows]) / head.std).square().mean().backward()
+        optimizer.step()
+        falling.step()
+    return head.eval()
 
 
 def build_network(pretrained: bool, side: int, pool: int, device: torch.device) -> HeadedNetwork:
@@ -102,9 +154,12 @@ def settle(network: HeadedNetwork, part: Part) -> None:
 def fit_heads(maps: Tensor, part: Part, seed: int, device: torch.device) -> dict[str, nn.Module]:
     """The heads fitted on frozen maps: tensor regression with its defaults, and both ridges, tuned on five folds."""
     x, y = maps.cpu().numpy(), part.y.cpu().numpy()
+    tensors = {"tensor": TensorRegressor(), "plain": TensorRegressor(theta=1, alpha=PLAIN_ALPHA / len(x))}
     heads: dict[str, nn.Module] = {
-        "tensor": TensorRegressor(random_state=seed, device=device).fit(x, y).layer_.to(device)
+        name: model.set_params(random_state=seed, device=device).fit(x, y).layer_.to(device)
+        for name, model in tensors.items()
     }
+    heads["convolutional"] = fit_convolutional(maps, part.y, seed)
     data = Data(x, y, x[:1], y[:1], make_folds(part.groups, seed), seed)
     weights = torch.full((len(x),), 1 / len(x))
     kinds: dict[str, tuple[Kind, Callable]] = {
@@ -157,6 +212,6 @@ class Starts:
             network.head = redraw(self.heads["tensor"], self.maps[pretrained], self.part.y, self.seed)
         else:
             network.head = copy.deepcopy(self.heads[head])
-        if isinstance(network.head, td.CPRegression):
+        if isinstance(network.head, td.CPRegression) and network.head.dropout is not None:
             network.head.dropout.per_sample = True
         return network

@@ -21,14 +21,17 @@ from position import append, split_images
 import tensor_dropout as td
 from finetuning.data import SETS, Group, Part, load_group
 from finetuning.methods import FROZEN, METHODS, Method, Starts, build_network, settle
-from finetuning.tables import EXACT, MASKS, RANDOM, Cell, read_record
-from finetuning.training import Execution, Setting, Training, measure, predict
+from finetuning.tables import EXACT, MASKS, PLAIN, RANDOM, Cell, read_record
+from finetuning.training import Execution, Setting, Training, measure, measure_disturbed, predict
 from tensor_dropout_lab.run_records import describe_environment
 
 N_POINTS = 68
 """Of the random images that are timed; as many as faces have."""
 SIZES, SPLITS = (100, 400), (0, 1, 2)
-ORDER = (*FROZEN.values(), EXACT, "flattened linear", MASKS, "pooled linear", RANDOM, "from scratch")
+ORDER = (
+    *FROZEN.values(), EXACT, "flattened linear", PLAIN, MASKS, "convolutional head", "pooled linear", RANDOM,
+    "from scratch",
+)  # fmt: skip
 """In which the methods of a group are run: what the plan compares first comes first."""
 
 
@@ -87,7 +90,8 @@ def run_group(group: Group, plan: Plan, methods: Sequence[str]) -> None:
                 row = run_method(METHODS[name], inner, full, train.take(held), test, group, plan)
             else:
                 head = next(head for head, shown in FROZEN.items() if shown == name)
-                row = {"error": measure(full.begin(head), test)}
+                network = full.begin(head)
+                row = {"error": measure(network, test), "disturbed": measure_disturbed(network, test)}
         except Exception:
             print(f"{group}, {name}: failed\n{traceback.format_exc(limit=-4)}", file=sys.stderr, flush=True)
             failed.append(name)
@@ -129,6 +133,7 @@ def run_method(
     (network,), training = train(full, [best])
     return {
         "error": measure(network, test),
+        "disturbed": measure_disturbed(network, test),
         "error_at_start": measure(full.begin(method.head, method.pretrained), test),
         "chosen": asdict(best),
         "tried": [{**asdict(setting), "held_out": e} for setting, e in zip(method.grid, errors, strict=True)],

@@ -17,15 +17,18 @@ from tensor_dropout_lab.evaluation.intervals import seed_interval
 RECORD = Path("results/finetuning.jsonl")
 METHODS = (
     "frozen, pooled ridge", "frozen, flattened ridge", "frozen, TensorRegressor()", "pooled linear", "flattened linear",
-    "tensor head, masks per sample", "tensor head, exact loss", "random tensor head", "from scratch",
+    "convolutional head", "tensor head, no dropout", "tensor head, masks per sample", "tensor head, exact loss",
+    "random tensor head", "from scratch",
 )  # fmt: skip
 """In the order of the tables."""
-FROZEN, MASKS, EXACT, RANDOM = METHODS[2], METHODS[5], METHODS[6], METHODS[7]
+FROZEN, PLAIN, MASKS, EXACT, RANDOM = METHODS[2], METHODS[6], METHODS[7], METHODS[8], METHODS[9]
 PAIRS = {
     "exact loss to frozen": (EXACT, FROZEN),
     "masks to frozen": (MASKS, FROZEN),
     "exact loss to pooled linear": (EXACT, "pooled linear"),
     "exact loss to flattened linear": (EXACT, "flattened linear"),
+    "exact loss to convolutional head": (EXACT, "convolutional head"),
+    "exact loss to no dropout": (EXACT, PLAIN),
     "exact loss to masks": (EXACT, MASKS),
     "random head to masks": (RANDOM, MASKS),
     "from scratch to masks": ("from scratch", MASKS),
@@ -121,9 +124,10 @@ def write_chosen(record: Record) -> str:
         counts = "; ".join(f"{name}: {names.count(name)}" for name in sorted(set(names)))
         better = sum(min(_held_out(each)) < each["held_out_at_start"] for each in rows)
         seconds = np.mean([each["training_seconds"] for each in rows])
-        return [method, counts, f"{better} of {len(rows)}", f"{seconds:.1f}"]
+        step = np.mean([1000 * each["training_seconds"] / each["steps"] for each in rows])
+        return [method, counts, f"{better} of {len(rows)}", f"{seconds:.1f}", f"{step:.0f}"]
 
-    header = ["method", "rate, head step: cells", "held-out error below the start's", "training, s"]
+    header = ["method", "rate, head step: cells", "held-out error below the start's", "training, s", "a step, ms"]
     return write_table(header, (row(name, chosen[name]) for name in METHODS if name in chosen), 2)
 
 
@@ -131,10 +135,33 @@ def _held_out(row: dict[str, Any]) -> Iterable[float]:
     return [float("inf") if each["held_out"] is None else each["held_out"] for each in row["tried"]]
 
 
+def write_disturbed(record: Record) -> str:
+    """Mean errors on noisy and blurred test images, and their growth over those on the images as they are."""
+    groups: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
+    for cell, row in sorted(record.items()):
+        if "disturbed" in row:
+            groups.setdefault((cell.set, cell.n, cell.method), []).append(row)
+    kinds = list(next(iter(groups.values()))[0]["disturbed"]) if groups else []
+    lines = []
+    for name, n in dict.fromkeys((name, n) for name, n, _ in groups):
+        for method in METHODS:
+            rows = groups.get((name, n, method), [])
+            if not rows:
+                continue
+            cells = []
+            for kind in kinds:
+                errors = [float("nan") if row["disturbed"][kind] is None else row["disturbed"][kind] for row in rows]
+                growth = np.mean([error / (row["error"] or np.nan) for error, row in zip(errors, rows, strict=True)])
+                cells.append(f"{np.mean(errors):.3f} ({growth:.2f}×)")
+            lines.append([name, str(n), method, *cells])
+    return write_table(["set", "n", "method", *kinds], lines)
+
+
 PARTS: dict[str, Callable[[Record], str]] = {
     "errors": write_errors,
     "differences": write_differences,
     "chosen": write_chosen,
+    "disturbed": write_disturbed,
 }
 
 
@@ -157,6 +184,8 @@ def write_report(record: Record) -> str:
             write_differences(record),
             "## What was chosen",
             write_chosen(record),
+            "## Noisy and blurred test images",
+            write_disturbed(record),
             "## Made by",
             "\n".join(f"- {line}" for line in made),
         ]

@@ -18,6 +18,7 @@ import tensor_dropout as td
 from finetuning.data import Part, points_of, prepare
 from tensor_dropout.features.attach import HeadedNetwork
 from tensor_dropout.losses import expect
+from tensor_dropout.robustness.noise.detail import blur
 from tensor_dropout_lab.data.augment_points import MovePoints
 
 BATCH = 32
@@ -80,12 +81,15 @@ class InTraining(nn.Module):
 
 def group_parameters(network: HeadedNetwork, setting: Setting) -> list[dict]:
     """Groups for Adam: the backbone with the head's bias, and each weight of the head at a rate of its own size."""
-    linear = next((module for module in network.head.modules() if isinstance(module, nn.Linear)), None)
-    if linear is None:
+    weights = [module.weight for module in network.head.modules() if isinstance(module, nn.Linear | nn.Conv2d)]
+    if not weights:
         return td.param_groups(network, lr=setting.rate, factor_step=setting.head_step)
-    rest = [p for p in network.parameters() if p.requires_grad and p is not linear.weight]
-    size = float(linear.weight.detach().square().mean().sqrt())
-    return [{"params": rest, "lr": setting.rate}, {"params": [linear.weight], "lr": setting.head_step * size}]
+    rest = [p for p in network.parameters() if p.requires_grad and not any(p is weight for weight in weights)]
+    steps = [setting.head_step * float(weight.detach().square().mean().sqrt()) for weight in weights]
+    return [
+        {"params": rest, "lr": setting.rate},
+        *({"params": [weight], "lr": step} for weight, step in zip(weights, steps, strict=True)),
+    ]
 
 
 def rate_factors(steps: int) -> list[float]:
@@ -241,3 +245,30 @@ def mean_distance(predicted: Tensor, true: Tensor) -> float:
 def measure(network: nn.Module, part: Part) -> float:
     """The error on a part."""
     return mean_distance(predict(network, part.images), part.y)
+
+
+DISTURBANCES: dict[str, Callable[[Tensor], Tensor]] = {
+    "noise 0.05": lambda x: add_noise(x, 0.05),
+    "noise 0.1": lambda x: add_noise(x, 0.1),
+    "blur 1": lambda x: blur(x, 1.0),
+    "blur 2": lambda x: blur(x, 2.0),
+}
+"""Of images in [0, 1]: Gaussian noise of this standard deviation, Gaussian blur of so many pixels."""
+
+
+def add_noise(x: Tensor, std: float) -> Tensor:
+    """The same noise for every method."""
+    generator = torch.Generator(x.device).manual_seed(0)
+    return x + std * torch.randn(x.shape, generator=generator, device=x.device)
+
+
+def measure_disturbed(network: nn.Module, part: Part) -> dict[str, float]:
+    """The errors on a part whose images are noisy or blurred; they are bytes again before the network sees them."""
+    errors = {}
+    for name, disturb in DISTURBANCES.items():
+        predicted = [
+            predict(network, (disturb(rows / 255).clamp(0, 1) * 255).round().to(torch.uint8))
+            for rows in part.images.split(128)
+        ]
+        errors[name] = mean_distance(torch.cat(predicted), part.y)
+    return errors
