@@ -568,7 +568,7 @@ BAD_DATA = {
     "another number of weights": ((X, Y, np.ones(11)), r"sample_weight has one number per row of X, \(12,\)"),
     "negative weights": ((X, Y, -np.ones(12)), "sample_weight must be finite, not negative"),
     "no weight": ((X, Y, np.zeros(12)), "not all zero"),
-    "one row that counts": ((X[:, :, 0], Y[:, 0], np.eye(12)[3]), "sample_weight is positive in 1 row, and a fit needs at least 2"),
+    "one row that counts": ((X[:, :, 0], Y[:, 0], np.eye(12)[3]), "positive in 1 row, and a fit needs at least 2"),
     "weights in words": ((X, Y, np.full(12, "a")), "sample_weight must hold numbers"),
 }
 BAD_SETTINGS = {
@@ -610,6 +610,14 @@ def test_bad_data_are_refused_in_a_sentence(case):
         TensorRegressor(max_iter=2).fit(*data)
     if case != "one axis":  # scikit-learn's own words, of several lines
         assert_one_sentence(caught)
+
+
+def test_a_calibration_whose_weight_is_in_one_fold_is_refused_in_a_sentence():
+    folds = list(KFold(3, shuffle=True, random_state=TensorRegressor(random_state=0)._seed() % 2**31).split(X))
+    weights = np.isin(np.arange(12), folds[1][1]).astype(float)
+    with pytest.raises(td.TensorDropoutError, match=r"sample_weight is 0 in .* lower calibrate") as caught:
+        TensorRegressor(calibrate=3, random_state=0).fit(X[:, 0], Y[:, 0], weights)
+    assert_one_sentence(caught)
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)

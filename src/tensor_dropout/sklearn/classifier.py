@@ -16,7 +16,7 @@ from torch import Tensor
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.sklearn.base import TensorEstimator
-from tensor_dropout.sklearn.inputs import as_array, check_weights
+from tensor_dropout.sklearn.inputs import as_array, check_labels, check_weights
 
 
 class ClassificationMixin(ClassifierMixin):
@@ -71,9 +71,7 @@ class ClassificationMixin(ClassifierMixin):
             )
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             raise TensorDropoutError(f"{name}: Input y contains NaN or infinity; leave those rows out of X and y")
-        if values.dtype.kind == "O" and len({type(value) for value in values}) > 1:
-            kinds = sorted({type(value).__name__ for value in values})
-            raise TensorDropoutError(f"{name}: y mixes {', '.join(kinds)}; give all classes names, or all numbers")
+        check_labels(name, "y", values)
         check_classification_targets(values)
         self.classes_, numbers = np.unique(values, return_inverse=True)
         if len(self.classes_) < 2:

@@ -143,13 +143,15 @@ def check_targets(name: str, y: Any, n: int) -> Tensor:
     return y
 
 
-def check_varies(name: str, y: Tensor) -> None:
-    """Refuse targets that are all constant: there is nothing to fit."""
+def check_varies(name: str, y: Tensor, weights: Tensor | None = None) -> None:
+    """Refuse targets that are all constant where they count: there is nothing to fit."""
     if len(y) < 2:
         raise TensorDropoutError(f"{name}: needs at least 2 samples to fit, got n_samples = {len(y)} (1 sample)")
+    where = "" if weights is None else " in all rows of positive weight"
+    y = y if weights is None else y[weights > 0]
     spread = y.nan_to_num(nan=float("-inf")).amax(0) - y.nan_to_num(nan=float("inf")).amin(0)
     if not bool((spread > 0).any()):
-        raise TensorDropoutError(f"{name}: the target is constant, there is nothing to fit; look at y")
+        raise TensorDropoutError(f"{name}: the target is constant{where}, there is nothing to fit; look at y")
 
 
 def check_weights(name: str, weights: Any, x: Tensor) -> Tensor | None:
@@ -168,10 +170,64 @@ def check_weights(name: str, weights: Any, x: Tensor) -> Tensor | None:
     if not bool(w.isfinite().all()) or bool((w < 0).any()) or not bool((w > 0).any()):
         raise TensorDropoutError(f"{name}: sample_weight must be finite, not negative, and not all zero")
     if int((w > 0).sum()) < 2:
-        raise TensorDropoutError(
-            f"{name}: sample_weight is positive in 1 row, and a fit needs at least 2"
-        )
+        raise TensorDropoutError(f"{name}: sample_weight is positive in 1 row, and a fit needs at least 2")
     return w
+
+
+def check_labels(name: str, what: str, labels: np.ndarray) -> None:
+    """Refuse classes or groups that are missing or of several types, which have no order."""
+    if labels.dtype.kind not in "Of":
+        return
+    missing = [label for label in labels.tolist() if is_missing(label)]
+    if missing:
+        raise TensorDropoutError(f"{name}: {what} holds {missing[0]}; leave out such rows")
+    kinds = sorted({type(label).__name__ for label in labels.tolist()})
+    if len(kinds) > 1:
+        every = "classes" if what == "y" else what
+        raise TensorDropoutError(f"{name}: {what} mixes {', '.join(kinds)}; give all {every} names, or all numbers")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether it is None, NaN, or what pandas has in their place."""
+    return (
+        value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and value != value)
+    )
+
+
+def check_pair(name: str, fold: int, pair: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of one fold, given as numbers or as masks."""
+    wanted = f"{name}: cv holds pairs of row numbers, (train, test)"
+    try:
+        train, test = (np.asarray(rows) for rows in pair)
+    except (TypeError, ValueError):
+        raise TensorDropoutError(f"{wanted}, got {type(pair).__name__} as fold {fold}") from None
+    numbers = []
+    for rows in (train, test):
+        if rows.dtype == bool and rows.shape != (n,):
+            raise TensorDropoutError(f"{name}: fold {fold} of cv is a mask of {rows.shape}, but X has {n} rows")
+        rows = np.flatnonzero(rows) if rows.dtype == bool else rows
+        if rows.ndim != 1 or (rows.dtype.kind not in "iu" and rows.size):
+            raise TensorDropoutError(f"{wanted}, got {rows.dtype} of shape {rows.shape} in fold {fold}")
+        unknown = rows[(rows < 0) | (rows >= n)]
+        if unknown.size:
+            raise TensorDropoutError(
+                f"{name}: fold {fold} of cv names row {unknown[0]}, but X has the rows 0 to {n - 1}"
+            )
+        numbers.append(rows.astype(np.int64))
+    return numbers[0], numbers[1]
+
+
+def check_counts(name: str, setting: str, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """Refuse folds without two rows of positive weight to fit on, or without one to judge on."""
+    if weights is None:
+        return
+    for split in splits:
+        train, test = (int((weights[rows] > 0).sum()) for rows in split)
+        if train < 2 or test == 0:
+            raise TensorDropoutError(
+                f"{name}: sample_weight is 0 in all rows of a fold, or in all but one of the others; leave such rows "
+                f"out, or lower {setting}"
+            )
 
 
 def _check_finite(x: Tensor, what: str, name: str) -> None:

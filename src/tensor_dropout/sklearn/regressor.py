@@ -21,7 +21,7 @@ from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, moments_of
 from tensor_dropout.sklearn.defaults import check_number
-from tensor_dropout.sklearn.inputs import check_targets, check_varies, check_weights
+from tensor_dropout.sklearn.inputs import check_counts, check_targets, check_varies, check_weights
 
 HARDLY = 0.01
 """Below this std of a scaled output a warning says that it hardly counts."""
@@ -123,15 +123,17 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         self.noise_variance_ = noise.cpu().numpy()
         self.residuals_ = (errors / torch.where(std > 0, std, 1.0)).cpu().numpy()
 
-    def _checked_targets(self, y: Any, x: Tensor) -> Tensor:
-        """(n, *output_shape) on the device of x; one output for a vector."""
-        targets = check_targets(type(self).__name__, y, len(x))
-        check_varies(type(self).__name__, targets)
+    def _checked_targets(self, y: Any, x: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor | None]:
+        """(n, *output_shape) on the device of x, one output for a vector; and the weights of the samples."""
+        name = type(self).__name__
+        targets = check_targets(name, y, len(x)).to(x.device)
+        weights = check_weights(name, sample_weight, x)
+        check_varies(name, targets, weights)
         self.flat_target_ = targets.ndim == 1
-        targets = (targets.unsqueeze(1) if self.flat_target_ else targets).to(x.device)
+        targets = targets.unsqueeze(1) if self.flat_target_ else targets
         self.output_shape_ = tuple(targets.shape[1:])
         self._warn_of_scales(targets)
-        return targets
+        return targets, weights
 
     def _warn_of_scales(self, y: Tensor) -> None:
         """Where an output hardly counts beside the others, since no scales of the output modes make them alike."""
@@ -246,8 +248,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         self._check_settings()
         self._check_theta_alpha()
         x = self._features(X, fitting=True)
-        targets = self._checked_targets(y, x)
-        weights = check_weights(type(self).__name__, sample_weight, x)
+        targets, weights = self._checked_targets(y, x, sample_weight)
         seed = self._seed()
         settings = self._fit_settings(weights, len(x))
         self.noise_variance_ = self.residuals_ = None
@@ -265,8 +266,9 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         if n_folds > len(x):
             raise TensorDropoutError(f"{name}: calibrate={n_folds} folds need as many rows, got {len(x)}")
         mean, variance = torch.zeros_like(y), torch.zeros_like(y)
-        folds = KFold(n_folds, shuffle=True, random_state=seed % 2**31)
-        for train, test in folds.split(np.empty(len(x))):
+        folds = list(KFold(n_folds, shuffle=True, random_state=seed % 2**31).split(np.empty(len(x))))
+        check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
+        for train, test in folds:
             part = None if weights is None else weights[train]
             module, ended = self._fit_module(x[train], y[train], part, dict(settings), "regression", seed)
             if ended is not None and ended.interrupted:

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fit_many
 from tensor_dropout.fitting.objective import Task
+from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance, show_progress
 from tensor_dropout.sklearn.base import TensorEstimator, moments_of
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
-from tensor_dropout.sklearn.inputs import check_weights
+from tensor_dropout.sklearn.inputs import as_array, check_counts, check_labels, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
 from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
 from tensor_dropout.sklearn.ridge import Kind, ridge_path
@@ -36,8 +37,8 @@ class Candidate:
     """One row of ``cv_results_``: what was tried, and what it predicted for samples it had not seen."""
 
     params: dict[str, Any]
-    mean: Tensor
-    variance: Tensor
+    held_out: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By fold the mean and the variance of its test rows."""
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -81,7 +82,7 @@ class SearchMixin(TensorEstimator):
             raise TensorDropoutError(
                 f"{type(self).__name__}: {setting} is a sequence of at least one value, got {values!r}"
             )
-        return list(values)
+        return values.tolist() if isinstance(values, np.ndarray) else list(values)
 
     def _alphas(self, usual: float = 1.0) -> list[float]:
         """The weights to try; ``usual`` is that of a single fit."""
@@ -95,14 +96,22 @@ class SearchMixin(TensorEstimator):
         return ["auto"] if is_auto(self.ranks) else self._listed("ranks", self.ranks)
 
     def _splits(
-        self, x: Tensor, y: np.ndarray, weights: Tensor | None, groups: Any
+        self, X: Any, y: np.ndarray, weights: Tensor | None, groups: Any
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Row numbers to fit on and to judge on, one pair a fold."""
-        name, n = type(self).__name__, len(x)
+        """Row numbers to fit on and to judge on, one pair a fold.
+
+        Args:
+            X: the features as they were given.
+            y: the targets in their shape, or the classes.
+            weights: of the samples.
+            groups: of the samples, or None.
+        """
+        name, n = type(self).__name__, len(y)
         if groups is not None:
-            groups = np.asarray(groups)
+            groups = as_array(groups.cpu() if isinstance(groups, Tensor) else groups, "groups", name)
             if groups.ndim != 1 or len(groups) != n:
                 raise TensorDropoutError(f"{name}: groups has one entry per row of X, ({n},), got {groups.shape}")
+            check_labels(name, "groups", groups)
         splitter = self.cv
         usable = isinstance(splitter, int | np.integer) or np.iterable(splitter) or hasattr(splitter, "split")
         if isinstance(splitter, bool | str) or not usable:
@@ -116,7 +125,7 @@ class SearchMixin(TensorEstimator):
                     f"{name}: cv={splitter} folds need as many {what}, got {units} (n_samples={n}); lower cv"
                 )
             if self._task == "classification":
-                least = int(np.bincount(y).min())
+                least = int(np.unique(y, return_counts=True)[1].min())
                 if groups is None and splitter > least:
                     raise TensorDropoutError(
                         f"{name}: cv={splitter} folds need as many samples of every class, the smallest class has "
@@ -127,29 +136,34 @@ class SearchMixin(TensorEstimator):
                 kind = KFold if groups is None else GroupKFold
             splitter = kind(int(splitter), shuffle=True, random_state=self._seed() % 2**31)
         if hasattr(splitter, "split"):
-            splitter = splitter.split(np.zeros(n), y if y.ndim == 1 else np.zeros(n), groups)
-        splits = [(np.asarray(train), np.asarray(test)) for train, test in splitter]
+            splitter = splitter.split(X, y, groups)
+        splits = [check_pair(name, fold, pair, n) for fold, pair in enumerate(splitter)]
         if not splits or any(len(train) < 2 or len(test) == 0 for train, test in splits):
             raise TensorDropoutError(f"{name}: cv={self.cv!r} leaves a fold empty for {n} rows; lower cv")
-        if weights is not None and any(not bool((weights[rows] > 0).any()) for split in splits for rows in split):
-            raise TensorDropoutError(
-                f"{name}: sample_weight is 0 in all rows of a fold; leave such rows out, or lower cv"
-            )
+        check_counts(name, "cv", weights, splits)
         return splits
 
     def _grid(
         self, input_shape: tuple[int, ...], output_shape: tuple[int, ...], usual_alpha: float
     ) -> list[dict[str, Any]]:
-        """All tensor candidates; none where there is no rank to choose."""
+        """All tensor candidates, each once; none where there is no rank to choose."""
         if self._task == "regression" and is_matrix_of_rank_one(input_shape, output_shape):
             return []
-        return [
-            {"method": factorization, "rank": rank, "theta": float(theta), "alpha": float(alpha)}
-            for factorization in self._factorizations()
-            for rank in self._ranks()
-            for theta in self._listed("thetas", self.thetas)
-            for alpha in self._alphas(usual_alpha)
-        ]
+        thetas = [float(theta) for theta in self._listed("thetas", self.thetas)]
+        alphas = [float(alpha) for alpha in self._alphas(usual_alpha)]
+        grid: dict[Any, dict[str, Any]] = {}
+        for factorization, rank in product(self._factorizations(), self._ranks()):
+            # θ = 1, and any other where no rank is masked, are one setting.
+            masked = min(thetas) < 1 and masks_ranks(
+                build_layer(
+                    factorization, input_shape, output_shape, rank, min(thetas), self.modes, self.law,
+                    where=type(self).__name__,
+                )
+            )  # fmt: skip
+            for theta, alpha in product(thetas if masked else [1.0], alphas):
+                params = {"method": factorization, "rank": rank, "theta": theta, "alpha": alpha}
+                grid.setdefault(str(params), params)
+        return list(grid.values())
 
     def _search(
         self, x: Tensor, y: Tensor, weights: Tensor | None, splits: list[tuple[np.ndarray, np.ndarray]], seed: int
@@ -158,7 +172,7 @@ class SearchMixin(TensorEstimator):
         eliminate, batch_size = self.solver == "auto", self._batch_size(x)
         shared = Search(self._task, seed, self.max_iter, self.tol, eliminate, self.modes, self.law, batch_size)
         grid = self._grid(tuple(x.shape[1:]), tuple(y.shape[1:]), auto_alpha(weights, len(x), self._task))
-        candidates = [Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y)) for params in grid]
+        candidates = [Candidate(params) for params in grid]
         with show_progress(type(self).__name__, len(grid) * len(splits), shown=bool(self.verbose)) as advance:
             if x.device.type == "cpu" or batch_size is not None:
                 self._search_in_processes(candidates, x, y, weights, splits, shared, advance)
@@ -194,8 +208,7 @@ class SearchMixin(TensorEstimator):
         )
         for (fold, group), held_out in zip(tasks, results, strict=True):
             for k, (mean, variance, seconds) in zip(group, held_out, strict=True):
-                test = splits[fold][1]
-                candidates[k].mean[test], candidates[k].variance[test] = mean.to(y.dtype), variance.to(y.dtype)
+                candidates[k].held_out[fold] = mean.to(y.dtype), variance.to(y.dtype)
                 candidates[k].seconds.append(seconds)
             advance(len(group))
 
@@ -239,14 +252,21 @@ class SearchMixin(TensorEstimator):
     def _keep_held_out(
         self, candidates: list[Candidate], scores: np.ndarray, splits: list[tuple[np.ndarray, np.ndarray]], n: int
     ) -> None:
-        """Set what every method predicted for samples it had not seen, and in which fold that was."""
+        """Set what every method predicted for samples it had not seen, and in which fold that was.
+
+        Of a row that several folds held out that is the mean, and the last fold.
+        """
         methods = [candidate.method for candidate in candidates]
         self.held_out_ = {}
         for method, chosen in choose_by_other_folds(methods, scores).items():
-            outputs = torch.full_like(candidates[0].mean, float("nan"))
-            for k, (_, test) in zip(chosen, splits, strict=True):
-                outputs[test] = candidates[k].mean[test]
-            self.held_out_[method] = self._as_predictions(outputs, method)
+            total, times = np.zeros(()), np.zeros(n)
+            for fold, (k, (_, test)) in enumerate(zip(chosen, splits, strict=True)):
+                predicted = self._as_predictions(candidates[k].held_out[fold][0], method)
+                total = np.zeros((n, *predicted.shape[1:]), predicted.dtype) if fold == 0 else total
+                total[test] += predicted
+                times[test] += 1
+            times[times == 0] = np.nan
+            self.held_out_[method] = total / times.astype(total.dtype).reshape(-1, *[1] * (total.ndim - 1))
         self.held_out_fold_ = np.full(n, -1)
         for fold, (_, test) in enumerate(splits):
             self.held_out_fold_[test] = fold
@@ -267,6 +287,11 @@ class SearchMixin(TensorEstimator):
         from tensor_dropout.sklearn.picture import draw_search
 
         return draw_search(self, path)
+
+
+def masks_ranks(layer: TensorRegression) -> bool:
+    """Whether a layer has a dropout with something to drop."""
+    return layer.dropout is not None and len(layer.dropped_axes) > 0
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
@@ -293,19 +318,16 @@ def skills(
     spread = weighted_variance(y, weights).sqrt()
     spread = torch.where(spread > 0, spread, float("nan"))
 
-    def errors(predicted: Tensor) -> Tensor:
-        return ((y - predicted) / spread).square().flatten(1).nanmean(1).sqrt()  # (n,); NaN without a known output
+    def error(predicted: Tensor, rows: Any) -> float:
+        errors = ((y[rows] - predicted) / spread).square().flatten(1).nanmean(1).sqrt()  # NaN without a known output
+        return float(weighted_mean(errors, None if weights is None else weights[rows]))
 
-    def average(values: Tensor, rows: Any) -> float:
-        return float(weighted_mean(values[rows], None if weights is None else weights[rows]))
-
-    usual = average(errors(weighted_mean(y, weights)), slice(None))
+    usual = error(weighted_mean(y, weights), slice(None))
     scores = np.full((len(candidates), len(splits)), -np.inf)
-    for k, candidate in enumerate(candidates):
-        found = errors(candidate.mean)
-        for fold, (_, test) in enumerate(splits):
-            if bool(candidate.mean[test].isfinite().all()):
-                scores[k, fold] = 1 - average(found, test) / usual
+    for (k, candidate), (fold, (_, test)) in product(enumerate(candidates), enumerate(splits)):
+        mean, _ = candidate.held_out[fold]
+        if bool(mean.isfinite().all()):
+            scores[k, fold] = 1 - error(mean, test) / usual
     return scores
 
 
@@ -355,7 +377,7 @@ def fit_fold(
     if shared.batch_size is None:
         prepared = Prepared(x[train], y[train], None if weights is None else weights[train], shared.task)
     else:  # rows of weight 0 do not count, and nothing is copied
-        seen = torch.zeros(len(x), dtype=torch.float64)
+        seen = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         seen[train] = 1 if weights is None else weights[train]
         prepared = Prepared(x, y, seen, shared.task, shared.batch_size)
     answers = []
@@ -418,7 +440,7 @@ def search_in_one_program(
         for (k, fold), (filled, _) in zip(problems, fits, strict=True):
             test = torch.from_numpy(splits[fold][1]).to(x.device)
             mean, variance = moments_of(filled.eval(), x[test].to(dtype))
-            candidates[k].mean[test], candidates[k].variance[test] = mean.to(y.dtype), variance.to(y.dtype)
+            candidates[k].held_out[fold] = mean.to(y.dtype), variance.to(y.dtype)
             candidates[k].seconds.append(seconds)
 
 
@@ -442,15 +464,15 @@ def search_ridges(
     """Held-out predictions of each ridge at all weights, from one decomposition a fold."""
     x, kinds = ridge_features(x, batch_size)
     found: dict[tuple[str, float], Candidate] = {}
-    for (train, test), kind in product(splits, kinds):
+    for (fold, (train, test)), kind in product(enumerate(splits), kinds):
         began = time.perf_counter()
         path = ridge_path(x[train], y[train], None if weights is None else weights[train], kind)
         held_out = x[test].to(path.rows)
         for alpha in RIDGE_ALPHAS:
             params = {"method": kind, "rank": None, "theta": None, "alpha": alpha}
-            fresh = Candidate(params, torch.full_like(y, float("nan")), torch.zeros_like(y))
-            candidate = found.setdefault((kind, alpha), fresh)
-            candidate.mean[test] = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
+            candidate = found.setdefault((kind, alpha), Candidate(params))
+            mean = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
+            candidate.held_out[fold] = mean, torch.zeros_like(mean)
             candidate.seconds.append((time.perf_counter() - began) / len(RIDGE_ALPHAS))
     return list(found.values())
 
@@ -495,7 +517,8 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         held_out_: by method ("cp", "flattened ridge", ..) its predictions for samples it had not seen, shaped like y.
             The settings for each fold are those that were best in the other folds, so that errors of these predictions
             are not made small by the choice.
-        held_out_fold_: (n,), the fold in which a sample was held out; -1 if in none.
+        held_out_fold_: (n,), the fold in which a sample was held out; -1 if in none. Of several folds it is the last,
+            and ``held_out_`` the mean of their predictions.
         layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
 
     Example:
@@ -559,17 +582,19 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         """
         self._check_search()
         x = self._features(X, fitting=True)
-        targets = self._checked_targets(y, x)
-        weights = check_weights(type(self).__name__, sample_weight, x)
+        targets, weights = self._checked_targets(y, x, sample_weight)
         seed = self._seed()
-        splits = self._splits(x, targets.cpu().numpy(), weights, groups)
+        splits = self._splits(X, self._shape_like_y(targets).cpu().numpy(), weights, groups)
         candidates = self._search(x, targets, weights, splits, seed)
         scores = skills(targets, candidates, splits, weights)
         chosen = self._finish(candidates, scores, x, targets, weights, seed)
         self._keep_held_out(candidates, scores, splits, len(x))
-        seen = np.unique(np.concatenate([test for _, test in splits]))
-        held_out = (targets[seen], chosen.mean[seen], chosen.variance[seen])
-        self._keep_residuals(*held_out, None if weights is None else weights[seen])
+        rows = np.concatenate([test for _, test in splits])
+        order = np.argsort(rows, kind="stable")
+        folds = [chosen.held_out[fold] for fold in range(len(splits))]
+        mean, variance = (torch.cat(parts)[order] for parts in zip(*folds, strict=True))
+        rows = rows[order]
+        self._keep_residuals(targets[rows], mean, variance, None if weights is None else weights[rows])
         return self
 
     def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
@@ -664,10 +689,15 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         numbers = self._checked_classes(y, len(x))
         weights = self._weights(sample_weight, y, x)
         seed = self._seed()
-        splits = self._splits(x, numbers, weights, groups)
+        splits = self._splits(X, self.classes_[numbers], weights, groups)
         targets = one_hot(numbers, len(self.classes_), x)
         candidates = self._search(x, targets, weights, splits, seed)
-        scores = np.array([[self._brier(targets, each, test, weights) for _, test in splits] for each in candidates])
+        scores = np.array(
+            [
+                [self._brier(targets, each, fold, test, weights) for fold, (_, test) in enumerate(splits)]
+                for each in candidates
+            ]
+        )
         self._finish(candidates, scores, x, targets, weights, seed)
         self._keep_held_out(candidates, scores, splits, len(x))
         return self
@@ -676,8 +706,8 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         probabilities: np.ndarray = self._probabilities(outputs, method).cpu().numpy()
         return probabilities
 
-    def _brier(self, y: Tensor, candidate: Candidate, test: np.ndarray, weights: Tensor | None) -> float:
-        probabilities = self._probabilities(candidate.mean[test], candidate.method)
+    def _brier(self, y: Tensor, candidate: Candidate, fold: int, test: np.ndarray, weights: Tensor | None) -> float:
+        probabilities = self._probabilities(candidate.held_out[fold][0], candidate.method)
         errors = (probabilities - y[test]).square().sum(-1)
         score = float(1 - weighted_mean(errors, None if weights is None else weights[test]))
         return score if np.isfinite(score) else float("-inf")
