@@ -521,7 +521,6 @@ def test_whole_weights_are_repeated_samples(shape, task):
     assert not torch.allclose(plain.eval()(x), first(x), atol=0.01)
 
 
-@pytest.mark.xfail(strict=True, reason="Prepared divides whole numbers in single precision")
 def test_whole_weights_are_as_exact_as_others():
     layer = make("cp")
     x, y = make_data(layer)

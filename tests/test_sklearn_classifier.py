@@ -193,6 +193,13 @@ BAD_CLASSES = {
     "another n": (Y[:-1], "X has 12 rows, y has 11"),
     "one class": (np.full(12, "a"), "at least 2 classes in y, got one class only: .*'a'"),
     "NaN": (np.where(np.arange(12) == 5, np.nan, Y), "Input y contains NaN or infinity"),
+    "a class that is missing": (np.array([None, *"ababababaab"], dtype=object), "y holds None; leave out such rows"),
+    "a class of NaN among words": (
+        np.array([np.nan, *"ababababaab"], dtype=object),
+        "y holds nan; leave out such rows",
+    ),
+    "NaN among objects": (np.array([np.nan, *[0.0, 1.0] * 5, 1.0], dtype=object), "y holds nan"),
+    "a masked class": (np.ma.masked_array(Y, np.eye(12)[2]), "1 entries of y are masked"),
     "amounts": (Y + 0.37, "Unknown label type: continuous"),
     "words and numbers": (MIXED, "y mixes int, str; give all classes names, or all numbers"),
     "two columns": (np.stack([Y, Y], 1), "y should be a 1d array"),
@@ -216,6 +223,16 @@ def test_bad_classes_are_refused(case):
         TensorClassifier(max_iter=2).fit(X, y)
     if case not in ("amounts", "two columns"):  # scikit-learn's own words, of several lines
         assert_one_sentence(caught)
+
+
+@pytest.mark.parametrize("class_weight", [None, {0: 1.0, 1: 0.0}])
+def test_a_weight_for_one_class_alone_is_refused(class_weight):
+    weights = None if class_weight else 1.0 * (Y == 0)
+    with pytest.raises(
+        td.TensorDropoutError, match=r"at least 2 classes, but only those of class .*0.* have"
+    ) as caught:
+        TensorClassifier(max_iter=2, class_weight=class_weight).fit(X, Y, weights)
+    assert_one_sentence(caught)
 
 
 @pytest.mark.parametrize("case", BAD_SETTINGS)

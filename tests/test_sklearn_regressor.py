@@ -12,6 +12,7 @@ import torch
 from sklearn.base import clone
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.linear_model import Ridge
+from sklearn.metrics import r2_score
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_predict, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -258,6 +259,29 @@ def test_a_channel_that_hardly_varies_does_not_blow_up_on_new_samples():
     assert np.array_equal(model.layer_.center.numpy()[7:8], np.float32([X[:40, 7].mean(dtype=np.float64)]))
 
 
+def test_a_layer_of_a_class_of_its_own_becomes_an_estimator():
+    class Mine(td.CPRegression):
+        pass
+
+    model = TensorRegressor.from_layer(Mine((5, 3), 2, rank=2))
+    assert model.method_ == "cp"
+    assert model.predict(np.ones((4, 5, 3), np.float32)).shape == (4, 2)
+
+
+def test_a_layer_in_half_precision_predicts():
+    X, _ = make_data((5, 3))
+    layer = td.CPRegression((5, 3), 2, rank=2, dropout=0.8)
+    expected = TensorRegressor.from_layer(layer).predict(X)
+    half = TensorRegressor.from_layer(layer.bfloat16())
+    assert half.predict(X).dtype == np.float32
+    assert relative(half.predict(X), expected) < 0.1
+    assert half.predict(torch.from_numpy(X)).dtype == torch.bfloat16
+    assert half.coef_.shape == (5, 3, 2)
+    assert half.intercept_.shape == (2,)
+    with pytest.warns(UserWarning, match="masks alone"):
+        assert half.predict(X, return_std=True)[1].shape == (40, 2)
+
+
 # Weights and missing targets.
 
 
@@ -324,6 +348,21 @@ def test_missing_coordinates_are_masked_not_dropped():
     dropped = ((complete.predict(X[::2]) - y[::2]) ** 2).mean(0)
     assert errors[0] < 0.5 * y[:, 0].var()
     assert errors[1:].mean() < dropped[1:].mean()  # the rows with a hole told about the other coordinates
+
+
+def test_a_mask_of_y_marks_missing_targets():
+    X, y = make_data((6, 4), (2,))
+    hidden = np.zeros(y.shape, bool)
+    hidden[::3, 0] = True
+    expected = fit_quietly(TensorRegressor(**SMALL), X, np.where(hidden, np.nan, y))
+    given = np.ma.masked_array(np.where(hidden, 1e6, y).astype(np.float32), hidden)
+    model = fit_quietly(TensorRegressor(**SMALL), X, given)
+    assert np.array_equal(model.predict(X), expected.predict(X))
+    assert model.score(X, given) == expected.score(X, np.where(hidden, np.nan, y))
+    whole = np.ma.masked_array(y.round().astype(int), hidden)
+    assert np.isfinite(fit_quietly(TensorRegressor(**SMALL), X, whole).score(X, whole))
+    unmasked = fit_quietly(TensorRegressor(**SMALL), np.ma.masked_array(X), np.ma.masked_array(y))
+    assert np.array_equal(unmasked.predict(X), fit_quietly(TensorRegressor(**SMALL), X, y).predict(X))
 
 
 # Ranks, ridge, solver.
@@ -465,6 +504,36 @@ def test_without_calibration_the_std_is_that_of_the_masks_and_says_so():
         model.predict_interval(X)
 
 
+def test_intervals_count_the_residuals_of_each_output():
+    X, y = make_data((6, 4), (2,), n=60, noise=2.0)
+    holes = y.copy()
+    holes[12:, 0] = np.nan
+    model = fit_quietly(TensorRegressor(calibrate=5, **SMALL), X, holes)
+    alone = np.abs(model.residuals_[:, 0])
+    alone = np.sort(alone[~np.isnan(alone)])
+    assert len(alone) == 12
+    low, high = model.predict_interval(X, coverage=0.9)  # 12 of 13 · 0.9 = 11.7: the largest
+    _, std = model.predict(X, return_std=True)
+    assert np.allclose((high - low)[:, 0], 2 * alone[-1] * std[:, 0], rtol=1e-4)
+    many = np.sort(np.abs(model.residuals_[:, 1]))
+    assert np.allclose((high - low)[:, 1], 2 * many[55] * std[:, 1], rtol=1e-4)
+
+
+@pytest.mark.parametrize(("coverage", "needed"), [(0.8, None), (0.9, None), (0.91, 11), (0.95, 19), (0.99, 99)])
+def test_too_few_residuals_for_a_coverage_are_said(coverage, needed):
+    X, y = make_data((7,), (), n=10, noise=1.0)
+    model = TensorRegressor(calibrate=3, random_state=0).fit(X, y)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.predict_interval(X, coverage)
+    texts = [str(each.message) for each in caught]
+    assert len(texts) == (needed is not None)
+    if needed:
+        assert f"10 held-out residuals are too few for coverage={coverage}" in texts[0]
+        assert f"needs {needed}" in texts[0]
+        assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize("coverage", [0, 1, 1.5, -0.1, "90%", True])
 def test_a_coverage_that_is_no_share_is_refused(coverage):
     X, y = make_data((7,), ())
@@ -519,6 +588,77 @@ def test_score_takes_any_number_of_output_modes():
         model.score(X, y.reshape(40, 4))
 
 
+def test_score_leaves_missing_targets_out():
+    X, y = make_data((5, 4), (3,), n=60, noise=2.0)
+    weights = np.linspace(0.5, 2, 60)
+    model = fit_quietly(TensorRegressor(**SMALL), X, y)
+    holes = y.copy()
+    holes[::2, 0] = np.nan
+    predicted = model.predict(X)
+    kept = [~np.isnan(holes[:, k]) for k in range(3)]
+    for w in (None, weights):
+        each = [
+            r2_score(y[rows, k], predicted[rows, k], sample_weight=None if w is None else w[rows])
+            for k, rows in enumerate(kept)
+        ]
+        assert model.score(X, holes, w) == pytest.approx(np.mean(each))
+        assert model.score(torch.from_numpy(X), torch.from_numpy(holes), w) == pytest.approx(np.mean(each))
+    holes[1:, 0] = np.nan  # of one number there is no R²
+    assert model.score(X, holes) == pytest.approx(r2_score(y[:, 1:], predicted[:, 1:]))
+    holes[1:] = np.nan
+    with pytest.raises(td.TensorDropoutError, match="score: no output has two known targets in y"):
+        model.score(X, holes)
+
+
+def test_scikit_learns_search_takes_missing_targets():
+    X, y = make_data((5, 4), (3,), n=40)
+    y[::2, 0] = np.nan
+    search = fit_quietly(GridSearchCV(TensorRegressor(**SMALL), {"theta": [0.5, 1.0]}, cv=2), X, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+def test_settings_may_be_numbers_of_numpy():
+    X, y = make_data((6, 4), (2,))
+    plain = {"rank": 2, "theta": 0.5, "alpha": 0.25, "channel_axis": -1, "batch_size": 16, "max_iter": 5}
+    kinds = {"rank": np.int64, "theta": np.float32, "alpha": np.float32, "channel_axis": np.int64}
+    given = {key: kinds.get(key, np.int32)(value) for key, value in plain.items()}
+    expected = fit_quietly(TensorRegressor(random_state=0, tol=0, **plain), X, y)
+    model = fit_quietly(TensorRegressor(random_state=0, tol=np.float64(0), calibrate=np.int64(2), **given), X, y)
+    assert np.array_equal(model.predict(X), expected.predict(X))
+    assert type(model.rank_) is int
+    tucker = fit_quietly(TensorRegressor("tucker", **{**SMALL, "rank": np.array([2, 3, 2])}), X, y)
+    assert tucker.rank_ == (2, 3, 2)
+    assert td.CPRegression((np.int64(5), np.int32(3)), np.int64(2), np.float32(1)).weight_shape == (5, 3, 2)
+    grid = {"rank": np.arange(1, 3), "theta": np.array([0.5, 1.0], np.float32)}
+    search = fit_quietly(GridSearchCV(TensorRegressor(max_iter=5), grid, cv=2), X, y)
+    assert np.isfinite(search.cv_results_["mean_test_score"]).all()
+
+
+# Refits.
+
+
+@pytest.mark.parametrize("spoilt", ["X", "y", "weights", "rank"])
+def test_a_fit_that_fails_leaves_the_last_one_as_it_was(spoilt):
+    X, y = make_data((6,), (2,))
+    model = fit_quietly(TensorRegressor(calibrate=3, **{**SMALL, "rank": 2}), X, y)
+    model.feature_names_in_ = np.array(list("abcdef"), dtype=object)  # as a data frame leaves them
+    before, predicted = dict(vars(model)), model.predict(torch.from_numpy(X))
+    other, targets = make_data((5, 4), (), n=30)
+    weights = None
+    if spoilt == "X":
+        other[3] = np.nan
+    elif spoilt == "y":
+        targets[:] = 1
+    elif spoilt == "weights":
+        weights = -np.ones(30)
+    model.set_params(rank=1000 if spoilt == "rank" else 2)
+    with pytest.raises(td.TensorDropoutError):
+        model.fit(other, targets, weights)
+    assert vars(model).keys() == before.keys()
+    assert all(vars(model)[key] is before[key] for key in before if key != "rank")
+    assert torch.equal(model.predict(torch.from_numpy(X)), predicted)
+
+
 def test_predicting_needs_a_fit():
     with pytest.raises(NotFittedError):
         TensorRegressor().predict(np.ones((2, 3)))
@@ -563,6 +703,17 @@ BAD_DATA = {
     "ragged lists": ((RAGGED, [1.0, 2.0]), "its rows of equal shape"),
     "sparse": ((scipy.sparse.csr_matrix(X[:, 0]), Y), r"sparse input is not supported.*X\.toarray\(\)"),
     "sparse targets": ((X, scipy.sparse.csr_matrix(Y)), r"call y\.toarray\(\)"),
+    "sparse in torch": ((torch.from_numpy(X).to_sparse(), Y), r"sparse input is not supported, .*X\.to_dense\(\)"),
+    "sparse targets in torch": ((X, torch.from_numpy(Y).to_sparse()), r"sparse targets .*y\.to_dense\(\)"),
+    "nothing": ((None, Y), r"X is an array, \(n, features\) or .*, got NoneType instead of rows"),
+    "a dictionary": (({"x": X}, Y), "got dict instead of rows"),
+    "a generator": (((row for row in X), Y), "got generator instead of rows"),
+    "a word": (("maps.npy", Y), "got str instead of rows"),
+    "dates": ((np.full((12, 3, 2), "2024-01-01", "M8[D]"), Y), r"X must hold numbers, got dtype datetime64\[D\]"),
+    "times": ((X, np.arange(12).astype("m8[s]")), r"y must hold numbers, got dtype timedelta64\[s\]"),
+    "records": ((X, np.zeros(12, [("a", float), ("b", int)])), "y must hold numbers, got dtype"),
+    "a masked entry": ((np.ma.masked_greater(X, X.max() - 1e-6), Y), "1 entries of X are masked; fill them"),
+    "masked weights": ((X, Y, np.ma.masked_array(np.ones(12), np.eye(12)[0])), "entries of sample_weight are masked"),
     "complex": ((X + 1j, Y), "Complex data not supported"),
     "complex targets": ((X, Y + 1j), "Complex data not supported"),
     "another number of weights": ((X, Y, np.ones(11)), r"sample_weight has one number per row of X, \(12,\)"),
@@ -576,6 +727,9 @@ BAD_SETTINGS = {
     "theta above one": ({"theta": 1.2}, "theta is a number"),
     "theta in words": ({"theta": "much"}, "theta is a number.*'much'"),
     "theta of nan": ({"theta": float("nan")}, "theta is a number"),
+    "several thetas": ({"theta": np.array([0.5, 0.6])}, "theta is a number"),
+    "theta of None": ({"theta": None}, "theta is a number .*, got None"),
+    "theta of no kind": ({"theta": (0.5,)}, "theta is a number"),
     "negative alpha": ({"alpha": -1}, "alpha is a number of at least 0, got -1"),
     "alpha in words": ({"alpha": "small"}, "alpha is a number"),
     "infinite alpha": ({"alpha": float("inf")}, "alpha is a number"),
@@ -593,6 +747,9 @@ BAD_SETTINGS = {
     "channel axis in words": ({"channel_axis": "last"}, "channel_axis is the axis"),
     "no device": ({"device": "toaster"}, "device='toaster' cannot be used"),
     "a device that is not here": ({"device": "cuda:99"}, "device='cuda:99' cannot be used"),
+    "half a device": ({"device": 3.5}, "device=3.5 cannot be used"),
+    "a device without numbers": ({"device": "meta"}, "device='meta' cannot be used"),
+    "channel axis of several": ({"channel_axis": (1, 2)}, "channel_axis is the axis"),
     "no iterations": ({"max_iter": 0}, "max_iter is a number of at least 1"),
     "half an iteration": ({"max_iter": 1.5}, "max_iter is a number"),
     "tol": ({"tol": -1}, "tol is a number"),

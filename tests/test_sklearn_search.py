@@ -400,6 +400,14 @@ def test_folds_may_be_masks_of_rows(data):
     compare(search(X, y, cv=masks), search(X, y, cv=pairs_of(X)))
 
 
+def test_a_grid_of_numpy_is_a_grid_of_numbers(data):
+    plain = search(*data, ranks=[1, 2], thetas=[0.5, 1.0], alphas=[0.25], max_iter=3)
+    arrays = {"ranks": np.array([1, 2]), "thetas": np.float32([0.5, 1.0]), "alphas": np.float32([0.25])}
+    found = search(*data, **arrays, max_iter=3)
+    assert repr(found.cv_results_["params"]) == repr(plain.cv_results_["params"])
+    compare(found, plain)
+
+
 def test_equal_seeds_give_equal_searches(data):
     one, same, other = (search(*data, random_state=seed) for seed in (5, 5, 6))
     assert np.array_equal(one.cv_results_["mean_test_score"], same.cv_results_["mean_test_score"])

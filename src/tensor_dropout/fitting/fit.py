@@ -66,7 +66,7 @@ class Prepared:
         self.task: Task = task
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         equal = torch.full((n,), 1 / n, dtype=dtype, device=x.device)
-        self.weights = equal if weights is None else (weights / weights.sum()).to(equal)
+        self.weights = equal if weights is None else (weights.double() / weights.double().sum()).to(equal)
         flat = x.flatten(2) if x.ndim > 2 else x.unsqueeze(-1)
         self.scale: Scale = channel_scale(flat, self.weights, own_units=x.ndim == 2)
         self.axes: Axes | None = principal_axes(flat, self.scale, self.weights)

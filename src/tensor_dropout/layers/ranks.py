@@ -36,6 +36,7 @@ def resolve_rank(
     """
     if isinstance(rank, str) and rank == "full":
         return full
+    rank = plain_numbers(rank)
     if type(rank) is int:
         if not 1 <= rank <= max(largest):
             raise TensorDropoutError(f"{where}: rank is between 1 and {max(largest)} (full rank {full}), got {rank}")
@@ -56,6 +57,14 @@ def resolve_rank(
         f"{where}: rank is 'full', an integer, a sequence of integers, or a float in (0, 1] (the fraction of the "
         f"dense parameters), got {rank!r}"
     )
+
+
+def plain_numbers(value: Any) -> Any:
+    """Numbers of NumPy, alone, in an array or in a sequence, as Python's; anything else as it is."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        plain = [plain_numbers(each) for each in value]
+        return plain if isinstance(value, list) else tuple(plain)
+    return value.tolist() if type(value).__module__ == "numpy" else value
 
 
 def fraction_rank(
@@ -88,6 +97,7 @@ def fraction_rank(
 
 def resolve_shape(shape: Any, name: str, where: str) -> tuple[int, ...]:
     """A shape given as an int or a sequence of ints, as a tuple of at least one positive size."""
+    shape = plain_numbers(shape)
     sizes = (shape,) if type(shape) is int else shape
     valid = isinstance(sizes, Sequence) and not isinstance(sizes, str) and len(sizes) > 0
     if not valid or not all(type(size) is int and size > 0 for size in sizes):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,7 @@ class MoveChannels(nn.Module):
 
     def __init__(self, axis: int) -> None:
         super().__init__()
-        self.axis = axis
+        self.axis = int(axis)
 
     def forward(self, x: Tensor) -> Tensor:
         """Move them."""
@@ -71,7 +73,7 @@ class TensorEstimator(BaseEstimator):
                 f"parameters are searched), got {self.solver!r}"
             )
         axis = self.channel_axis
-        if isinstance(axis, bool) or not isinstance(axis, int) or axis == 0:
+        if isinstance(axis, bool) or not isinstance(axis, int | np.integer) or axis == 0:
             raise TensorDropoutError(
                 f"{name}: channel_axis is the axis of X that holds the channels, an integer that is not 0, got {axis!r}"
             )
@@ -84,23 +86,23 @@ class TensorEstimator(BaseEstimator):
 
     def _fit_settings(self, weights: Tensor | None, n: int, task: Task = "regression") -> dict[str, Any]:
         """The settings of one fit, with a number for α."""
-        settings = {key: getattr(self, key) for key in ("factorization", "rank", "theta", "alpha")}
-        return {**settings, "alpha": auto_alpha(weights, n, task)} if is_auto(self.alpha) else settings
+        alpha = auto_alpha(weights, n, task) if is_auto(self.alpha) else float(self.alpha)
+        return {"factorization": self.factorization, "rank": self.rank, "theta": float(self.theta), "alpha": alpha}
 
     def _device(self, X: Any) -> torch.device:
         if self.device is not None:
             try:
                 device = torch.device(self.device)
-                torch.empty(0, device=device)
+                torch.empty(1, device=device).tolist()  # on "meta" there are no numbers
                 return device
-            except (RuntimeError, AssertionError) as error:
+            except (RuntimeError, AssertionError, TypeError, ValueError) as error:
                 raise TensorDropoutError(
                     f"{type(self).__name__}: device={self.device!r} cannot be used here ({str(error).splitlines()[0]})"
                 ) from None
         return X.device if isinstance(X, Tensor) else torch.device("cpu")
 
     def _channels_first(self, x: Tensor) -> Tensor:
-        axis = self.channel_axis
+        axis = int(self.channel_axis)
         if not -x.ndim < axis < x.ndim:
             raise TensorDropoutError(
                 f"{type(self).__name__}: channel_axis={axis}, but X has the axes 0 to {x.ndim - 1}: {tuple(x.shape)}"
@@ -212,7 +214,7 @@ class TensorEstimator(BaseEstimator):
 
     def _like_input(self, values: Tensor, X: Any) -> Any:
         """A tensor for a tensor, else a NumPy array."""
-        return values.to(X.device) if isinstance(X, Tensor) else values.cpu().numpy()
+        return values.to(X.device) if isinstance(X, Tensor) else as_numpy(values)
 
     # What is public after a fit.
 
@@ -229,7 +231,7 @@ class TensorEstimator(BaseEstimator):
         else:
             weight = plain_weight(self.layer_, self._channels_first_shape(), self.output_shape_)
         weight = weight.movedim(0, self._channel_position())
-        return self._shape_like_y(weight, -1).cpu().numpy()
+        return as_numpy(self._shape_like_y(weight, -1))
 
     @property
     def intercept_(self) -> np.ndarray:
@@ -238,7 +240,7 @@ class TensorEstimator(BaseEstimator):
         like = next(self.layer_.parameters())
         with torch.no_grad():
             at_zero = self.layer_(torch.zeros((1, *self.input_shape_), dtype=like.dtype, device=like.device))[0]
-        return self._shape_like_y(at_zero, -1).cpu().numpy()
+        return as_numpy(self._shape_like_y(at_zero, -1))
 
     def _shape_like_y(self, values: Tensor, axis: int = 1) -> Tensor:
         """Without the axis of the one output, if y had none."""
@@ -256,6 +258,24 @@ class TensorEstimator(BaseEstimator):
         tags.target_tags.required = True
         tags.input_tags.three_d_array = True
         return tags
+
+
+def as_numpy(values: Tensor) -> np.ndarray:
+    """As an array; NumPy has no bfloat16."""
+    array: np.ndarray = (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
+    return array
+
+
+@contextmanager
+def all_or_nothing(estimator: BaseEstimator) -> Iterator[None]:
+    """Where a fit fails or is interrupted, the estimator is left as it was."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 def quarter_of_memory() -> float:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
-from tensor_dropout.sklearn.base import TensorEstimator
+from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing
 from tensor_dropout.sklearn.inputs import as_array, check_labels, check_weights
 
 
@@ -81,13 +81,20 @@ class ClassificationMixin(ClassifierMixin):
         self.output_shape_ = (len(self.classes_),)
         return numbers
 
-    def _weights(self, sample_weight: Any, y: Any, x: Tensor) -> Tensor | None:
-        weights = check_weights(type(self).__name__, sample_weight, x)
-        if self.class_weight is None:
-            return weights
-        values = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-        balance = torch.from_numpy(compute_sample_weight(self.class_weight, values)).to(x.device)
-        return check_weights(type(self).__name__, balance if weights is None else weights * balance, x)
+    def _weights(self, sample_weight: Any, numbers: np.ndarray, x: Tensor) -> Tensor | None:
+        """Those of the samples times those of their classes; None for none."""
+        name = type(self).__name__
+        weights = check_weights(name, sample_weight, x)
+        if self.class_weight is not None:
+            balance = torch.from_numpy(compute_sample_weight(self.class_weight, self.classes_[numbers])).to(x.device)
+            weights = check_weights(name, balance if weights is None else weights * balance, x)
+        counted = numbers if weights is None else numbers[(weights > 0).cpu().numpy()]
+        if len(np.unique(counted)) < 2:
+            raise TensorDropoutError(
+                f"{name}: needs samples of at least 2 classes, but only those of class {self.classes_[counted[0]]!r} "
+                "have a positive weight"
+            )
+        return weights
 
 
 def one_hot(numbers: np.ndarray, classes: int, like: Tensor) -> Tensor:
@@ -178,14 +185,15 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
             y: (n,), class numbers or names.
             sample_weight: (n,), not negative.
         """
-        self._check_settings()
-        self._check_theta_alpha()
-        x = self._features(X, fitting=True)
-        numbers = self._checked_classes(y, len(x))
-        weights = self._weights(sample_weight, y, x)
-        settings = self._fit_settings(weights, len(x), "classification")
-        targets = one_hot(numbers, len(self.classes_), x)
-        module, ended = self._fit_module(x, targets, weights, settings, "classification", self._seed())
-        self._keep(module, settings, x)
-        self._say_how_it_ended(ended)
+        with all_or_nothing(self):
+            self._check_settings()
+            self._check_theta_alpha()
+            x = self._features(X, fitting=True)
+            numbers = self._checked_classes(y, len(x))
+            weights = self._weights(sample_weight, numbers, x)
+            settings = self._fit_settings(weights, len(x), "classification")
+            targets = one_hot(numbers, len(self.classes_), x)
+            module, ended = self._fit_module(x, targets, weights, settings, "classification", self._seed())
+            self._keep(module, settings, x)
+            self._say_how_it_ended(ended)
         return self

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -112,9 +114,10 @@ def check_number(
     name: str, setting: str, value: Any, low: float, high: float, *, kind: Literal["float", "int"]
 ) -> None:
     """Refuse a setting outside of its range; θ in (0, 1], the others from ``low``."""
-    number = isinstance(value, (int, float)) or hasattr(value, "__float__")
-    if kind == "int":
-        number = isinstance(value, int) or hasattr(value, "__index__")
-    if isinstance(value, (bool, str)) or not number or not low <= float(value) <= high or float(value) == float("inf"):
+    try:
+        number = operator.index(value) if kind == "int" else float(value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if isinstance(value, bool | str) or np.ndim(value) > 0 or not low <= number <= high or number == float("inf"):
         span = f"from {low:g} to {high:g}" if high < float("inf") else f"of at least {low:g}"
         raise TensorDropoutError(f"{name}: {setting} is a number {span}, got {value!r}")

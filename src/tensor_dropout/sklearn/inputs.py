@@ -31,8 +31,16 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
     name = type(estimator).__name__
     if scipy.sparse.issparse(X):
         raise TensorDropoutError(f"{name}: sparse input is not supported, got {type(X).__name__}; call X.toarray()")
+    if isinstance(X, Tensor) and X.layout != torch.strided:
+        raise TensorDropoutError(
+            f"{name}: sparse input is not supported, got a tensor of {X.layout}; call X.to_dense()"
+        )
     if not isinstance(X, Tensor) and not hasattr(X, "iloc"):  # a data frame keeps its names
-        X = as_array(X, "X", name)
+        kind, X = type(X).__name__, as_array(X, "X", name)
+        if X.ndim == 0:
+            raise TensorDropoutError(
+                f"{name}: X is an array, (n, features) or (n, channels, *space), got {kind} instead of rows"
+            )
     if not isinstance(X, Tensor) and X.ndim <= 2:
         small = validate_data(estimator, X, reset=fitting, dtype=None, ensure_all_finite=False, ensure_min_samples=1)
         X = numeric(small, "X", name)
@@ -67,7 +75,12 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
 
 
 def as_array(values: Any, what: str, name: str) -> np.ndarray:
-    """Nested lists, or what else NumPy takes, as an array; rows of unequal length are refused."""
+    """Nested lists, or what else NumPy takes, as an array; masked entries and rows of unequal length are refused."""
+    if np.ma.is_masked(values):
+        raise TensorDropoutError(
+            f"{name}: {int(np.ma.getmaskarray(values).sum())} entries of {what} are masked; fill them, or leave those "
+            "rows out"
+        )
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
@@ -77,7 +90,9 @@ def as_array(values: Any, what: str, name: str) -> np.ndarray:
 
 
 def numeric(array: np.ndarray, what: str, name: str) -> np.ndarray:
-    """An array of numbers; strings and objects that are no numbers are refused."""
+    """An array of numbers; strings, dates, records and objects that are no numbers are refused."""
+    if array.dtype.kind in "mMV":
+        raise TensorDropoutError(f"{name}: {what} must hold numbers, got dtype {array.dtype}; convert it first")
     if array.dtype.kind in "OUS":
         try:
             return np.asarray(array, dtype=np.float64)
@@ -103,21 +118,34 @@ def as_tensor(array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
+def as_targets(name: str, y: Any) -> Tensor:
+    """Numbers as a tensor; NaN where an array is masked."""
+    if y is None:
+        raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
+    if scipy.sparse.issparse(y):
+        raise TensorDropoutError(f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()")
+    if isinstance(y, Tensor) and y.layout != torch.strided:
+        raise TensorDropoutError(
+            f"{name}: sparse targets are not supported, got a tensor of {y.layout}; call y.to_dense()"
+        )
+    if np.ma.is_masked(y):
+        y = numeric(y, "y", name)
+        y = np.ma.filled(y.astype(np.result_type(y, np.float32)), np.nan)
+    if not isinstance(y, Tensor):
+        y = numeric(as_array(y, "y", name), "y", name)
+    y = as_tensor(y)
+    if y.is_complex():
+        raise TensorDropoutError(f"{name}: Complex data not supported, got y of {y.dtype}")
+    return y
+
+
 def check_targets(name: str, y: Any, n: int) -> Tensor:
     """Targets (n, *output_shape) as a tensor; NaN marks what is missing.
 
     Raises:
         TensorDropoutError: if they do not fit X, are no numbers, or hold nothing to learn.
     """
-    if y is None:
-        raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
-    if scipy.sparse.issparse(y):
-        raise TensorDropoutError(f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()")
-    if not isinstance(y, Tensor):
-        y = numeric(as_array(y, "y", name), "y", name)
-    y = as_tensor(y)
-    if y.is_complex():
-        raise TensorDropoutError(f"{name}: Complex data not supported, got y of {y.dtype}")
+    y = as_targets(name, y)
     if y.ndim == 0 or len(y) != n:
         rows = "a single number" if y.ndim == 0 else f"{len(y)} rows"
         raise TensorDropoutError(

@@ -19,9 +19,9 @@ from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.fitting.statistics import target_scale
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, moments_of
+from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing, moments_of
 from tensor_dropout.sklearn.defaults import check_number
-from tensor_dropout.sklearn.inputs import check_counts, check_targets, check_varies, check_weights
+from tensor_dropout.sklearn.inputs import as_targets, check_counts, check_targets, check_varies, check_weights
 
 HARDLY = 0.01
 """Below this std of a scaled output a warning says that it hardly counts."""
@@ -75,28 +75,57 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             )
         mean, variance = self._moments(X, variance=True)
         assert variance is not None
-        scores = np.abs(self.residuals_)
-        level = min(1.0, math.ceil((len(scores) + 1) * coverage) / len(scores))
-        width = torch.from_numpy(np.nanquantile(scores, level, axis=0, method="higher")).to(mean)
-        half = width * self._total_std(variance)
+        half = torch.from_numpy(self._widths(float(coverage))).to(mean) * self._total_std(variance)
         return (
             self._like_input(self._shape_like_y(mean - half), X),
             self._like_input(self._shape_like_y(mean + half), X),
         )
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """R², averaged over all outputs; for y of any number of modes.
+    def _widths(self, coverage: float) -> np.ndarray:
+        """The quantile of the scaled residuals of each output, (*output_shape); infinite without any."""
+        assert self.residuals_ is not None
+        scores = np.abs(self.residuals_)
+        counts = (~np.isnan(scores)).sum(0)
+        widths = np.full(counts.shape, np.inf)
+        for count in np.unique(counts[counts > 0]):
+            level = min(1.0, math.ceil((count + 1) * coverage) / count)
+            widths[counts == count] = np.nanquantile(scores[:, counts == count], level, axis=0, method="higher")
+        least = int(counts.min())
+        if math.ceil((least + 1) * coverage) > least:
+            needed = math.ceil(coverage / (1 - coverage) * (1 - 1e-12))
+            warnings.warn(
+                f"{type(self).__name__}: {least} held-out residuals are too few for coverage={coverage:g}, which needs "
+                f"{needed}; the largest of them is taken, and fewer samples than asked may fall inside",
+                UserWarning,
+                stacklevel=3,
+            )
+        return widths
 
-        scikit-learn's own metrics, such as ``scoring="r2"``, take y of shape (n,) or (n, k) only.
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """R², averaged over all outputs, each over the rows whose target is known; for y of any number of modes.
+
+        scikit-learn's own metrics, such as ``scoring="r2"``, take y of shape (n,) or (n, k) only, without NaN.
         """
-        predicted = self.predict(X)
-        targets, predicted = (np.asarray(each.cpu() if isinstance(each, Tensor) else each) for each in (y, predicted))
+        name, predicted = type(self).__name__, self.predict(X)
+        predicted = np.asarray(predicted.cpu() if isinstance(predicted, Tensor) else predicted)
+        targets = as_targets(name, y).cpu().numpy()
         if targets.shape != predicted.shape and targets.shape != (*predicted.shape, 1):
             raise TensorDropoutError(
-                f"{type(self).__name__}.score: y has the shape {targets.shape}, the predictions {predicted.shape}"
+                f"{name}.score: y has the shape {targets.shape}, the predictions {predicted.shape}"
             )
-        rows = (len(predicted), -1)
-        return float(r2_score(targets.reshape(rows), predicted.reshape(rows), sample_weight=sample_weight))
+        targets, predicted = (each.reshape(len(each), -1) for each in (targets, predicted))
+        known = ~np.isnan(targets)
+        if known.all():
+            return float(r2_score(targets, predicted, sample_weight=sample_weight))
+        weights = np.ones(len(targets)) if sample_weight is None else np.asarray(sample_weight)
+        each = [
+            r2_score(targets[rows, k], predicted[rows, k], sample_weight=weights[rows])
+            for k, rows in enumerate(known.T)
+            if rows.sum() > 1
+        ]
+        if not each:
+            raise TensorDropoutError(f"{name}.score: no output has two known targets in y; give more rows")
+        return float(np.mean(each))
 
     def _total_std(self, variance: Tensor) -> Tensor:
         if self.noise_variance_ is None:
@@ -245,18 +274,19 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             y: (n,), (n, k) or (n, *output_shape); NaN for a coordinate that is missing.
             sample_weight: (n,), not negative.
         """
-        self._check_settings()
-        self._check_theta_alpha()
-        x = self._features(X, fitting=True)
-        targets, weights = self._checked_targets(y, x, sample_weight)
-        seed = self._seed()
-        settings = self._fit_settings(weights, len(x))
-        self.noise_variance_ = self.residuals_ = None
-        if self.calibrate is not None:
-            self._calibrate(x, targets, weights, settings, seed)
-        module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
-        self._keep(module, settings, x)
-        self._say_how_it_ended(ended)
+        with all_or_nothing(self):
+            self._check_settings()
+            self._check_theta_alpha()
+            x = self._features(X, fitting=True)
+            targets, weights = self._checked_targets(y, x, sample_weight)
+            seed = self._seed()
+            settings = self._fit_settings(weights, len(x))
+            self.noise_variance_ = self.residuals_ = None
+            if self.calibrate is not None:
+                self._calibrate(x, targets, weights, settings, seed)
+            module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
+            self._keep(module, settings, x)
+            self._say_how_it_ended(ended)
         return self
 
     def _calibrate(self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], seed: int) -> None:
@@ -307,7 +337,8 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         self.n_features_in_ = self.input_shape_[0]
         self.output_shape_, self.flat_target_ = layer.output_shape, layer.output_shape == (1,)
         self.layer_ = nn.Sequential(MoveChannels(self.channel_axis), layer).eval() if position else layer
-        self.method_ = next(name for name, format in FORMATS.items() if format.layer is type(layer))
+        names = {format.layer: name for name, format in FORMATS.items()}
+        self.method_ = next((names[kind] for kind in type(layer).__mro__ if kind in names), type(layer).__name__)
         self.rank_ = layer.rank
         self.theta_ = 1.0 if layer.dropout is None else float(layer.dropout.theta)
         self.alpha_ = None

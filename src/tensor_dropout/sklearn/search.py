@@ -19,7 +19,7 @@ from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fi
 from tensor_dropout.fitting.objective import Task
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance, show_progress
-from tensor_dropout.sklearn.base import TensorEstimator, moments_of
+from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing, moments_of
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.inputs import as_array, check_counts, check_labels, check_pair
@@ -580,21 +580,22 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             sample_weight: (n,), not negative.
             groups: (n,), what must not be split, such as the person on a picture.
         """
-        self._check_search()
-        x = self._features(X, fitting=True)
-        targets, weights = self._checked_targets(y, x, sample_weight)
-        seed = self._seed()
-        splits = self._splits(X, self._shape_like_y(targets).cpu().numpy(), weights, groups)
-        candidates = self._search(x, targets, weights, splits, seed)
-        scores = skills(targets, candidates, splits, weights)
-        chosen = self._finish(candidates, scores, x, targets, weights, seed)
-        self._keep_held_out(candidates, scores, splits, len(x))
-        rows = np.concatenate([test for _, test in splits])
-        order = np.argsort(rows, kind="stable")
-        folds = [chosen.held_out[fold] for fold in range(len(splits))]
-        mean, variance = (torch.cat(parts)[order] for parts in zip(*folds, strict=True))
-        rows = rows[order]
-        self._keep_residuals(targets[rows], mean, variance, None if weights is None else weights[rows])
+        with all_or_nothing(self):
+            self._check_search()
+            x = self._features(X, fitting=True)
+            targets, weights = self._checked_targets(y, x, sample_weight)
+            seed = self._seed()
+            splits = self._splits(X, self._shape_like_y(targets).cpu().numpy(), weights, groups)
+            candidates = self._search(x, targets, weights, splits, seed)
+            scores = skills(targets, candidates, splits, weights)
+            chosen = self._finish(candidates, scores, x, targets, weights, seed)
+            self._keep_held_out(candidates, scores, splits, len(x))
+            rows = np.concatenate([test for _, test in splits])
+            order = np.argsort(rows, kind="stable")
+            folds = [chosen.held_out[fold] for fold in range(len(splits))]
+            mean, variance = (torch.cat(parts)[order] for parts in zip(*folds, strict=True))
+            rows = rows[order]
+            self._keep_residuals(targets[rows], mean, variance, None if weights is None else weights[rows])
         return self
 
     def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
@@ -684,22 +685,23 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
             sample_weight: (n,), not negative.
             groups: (n,), what must not be split.
         """
-        self._check_search()
-        x = self._features(X, fitting=True)
-        numbers = self._checked_classes(y, len(x))
-        weights = self._weights(sample_weight, y, x)
-        seed = self._seed()
-        splits = self._splits(X, self.classes_[numbers], weights, groups)
-        targets = one_hot(numbers, len(self.classes_), x)
-        candidates = self._search(x, targets, weights, splits, seed)
-        scores = np.array(
-            [
-                [self._brier(targets, each, fold, test, weights) for fold, (_, test) in enumerate(splits)]
-                for each in candidates
-            ]
-        )
-        self._finish(candidates, scores, x, targets, weights, seed)
-        self._keep_held_out(candidates, scores, splits, len(x))
+        with all_or_nothing(self):
+            self._check_search()
+            x = self._features(X, fitting=True)
+            numbers = self._checked_classes(y, len(x))
+            weights = self._weights(sample_weight, numbers, x)
+            seed = self._seed()
+            splits = self._splits(X, self.classes_[numbers], weights, groups)
+            targets = one_hot(numbers, len(self.classes_), x)
+            candidates = self._search(x, targets, weights, splits, seed)
+            scores = np.array(
+                [
+                    [self._brier(targets, each, fold, test, weights) for fold, (_, test) in enumerate(splits)]
+                    for each in candidates
+                ]
+            )
+            self._finish(candidates, scores, x, targets, weights, seed)
+            self._keep_held_out(candidates, scores, splits, len(x))
         return self
 
     def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
