@@ -206,11 +206,16 @@ MASKED = tuple(
     for rate in (3e-3, 1e-2)
     for keep, penalty in ((0.7, 1.0), (0.5, 1.0), (0.5, 4.0))
 )
+CONVOLUTIONAL = tuple(
+    Setting(rate, decay=decay, keep=keep)
+    for rate in (3e-4, 3e-3)
+    for decay, keep in ((0.0, 1.0), (1.0, 1.0), (0.0, 0.5))
+)
 HEADS = {
-    "flattened linear, dropout": Head(draw_flattened, flattened, grid((3e-5, 3e-4), keep=(0.8, 0.5, 0.2))),
-    "attention pooling": Head(draw_attention, attention, grid((1e-3, 1e-2), decay=(1e-2, 1e-1, 1.0))),
-    "soft-argmax": Head(draw_soft_argmax, soft_argmax, grid((1e-3, 1e-2), decay=(1e-2, 1e-1, 1.0))),
-    "convolutional": Head(draw_convolutions, convolutions, grid((3e-4, 1e-3), keep=(1.0, 0.7, 0.4))),
+    "flattened linear, dropout": Head(draw_flattened, flattened, grid((1e-4, 1e-3), keep=(0.8, 0.5, 0.2))),
+    "attention pooling": Head(draw_attention, attention, grid((3e-3, 1e-2), decay=(1.0, 5.0, 10.0))),
+    "soft-argmax": Head(draw_soft_argmax, soft_argmax, grid((3e-2, 1e-1), decay=(1e-2, 1e-1, 0.5))),
+    "convolutional": Head(draw_convolutions, convolutions, CONVOLUTIONAL),
     "CP, masks per batch": Head(draw_cp, cp(per_sample=False), MASKED, FACTORS),
     "CP, masks per sample": Head(draw_cp, cp(per_sample=True), MASKED, FACTORS),
 }
