@@ -43,6 +43,11 @@ def build_tokens() -> nn.Module:
     return Tokens()
 
 
+def build_unknown_tokens() -> nn.Module:
+    """Tokens that come out of nothing like a map."""
+    return nn.Sequential(nn.Flatten(2), nn.Linear(256, 4))
+
+
 def build_for_volumes() -> nn.Module:
     """A network that takes no pictures."""
     return nn.Sequential(nn.Conv3d(1, 4, 3, stride=2), nn.ReLU())

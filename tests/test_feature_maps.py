@@ -400,9 +400,7 @@ def test_files_are_decoded_as_the_laboratory_does_it(tmp_path):
     Image.fromarray(pixels[..., :3]).save(tmp_path / "d.png", exif=exif)
     for path in sorted(tmp_path.iterdir()):
         picture = decode_picture(path)
-        maps = maps_of(nn.Sequential(nn.Identity()), "0", size=picture.size[::-1], mean=None, std=None).transform(
-            [path]
-        )
+        maps = maps_of(nn.Sequential(nn.Identity()), "0", size=picture.size[::-1], mean=None, std=None)
         np.testing.assert_allclose(
             maps.transform([path])[0] * 255, np.asarray(picture).transpose(2, 0, 1), atol=1e-4, err_msg=path.name
         )
@@ -496,6 +494,13 @@ BAD_X = {
     "pixels": (np.zeros((2, 3, 32, 32), np.uint8), "uint8 pixels; scale and standardize"),
     "pixels of a data set": (Items(list(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))), "uint8 pixels"),
     "pictures of a data set": (Items([Image.new("RGB", (8, 8))]), "item 0 is a Image; give the Dataset a transform"),
+    "one number": (np.array(5.0), "X is a list of paths, an array, .* got a ndarray of no axis"),
+    "pixels behind numbers": ([torch.zeros(3, 32, 32), torch.zeros(3, 32, 32, dtype=torch.uint8)], "uint8 pixels"),
+    "pixels behind numbers of a data set": (
+        Items([torch.zeros(3, 32, 32), torch.zeros(3, 32, 32, dtype=torch.uint8)]),
+        "uint8 pixels",
+    ),
+    "objects in a list": ([np.full((3, 32, 32), "a")] * 2, "samples hold numbers, but these are <U1"),
     "too few axes": (np.zeros((4, 32, 32)), r"samples are prepared inputs \(channels, height, width.*has \(32, 32\)"),
     "a table": (np.zeros((4, 3)), r"samples are prepared inputs .*has \(3,\)"),
     "other objects": ([{"a": 1}], "X holds paths or numbers, got object"),
@@ -517,6 +522,12 @@ BAD_SETTINGS = {
     "no names": ({"layer": []}, r"layer is the name of a layer, or a list of names, got \[\]"),
     "pool": ({"layer": "c", "pool": 3}, r"pool is .* at most that of the maps, \(2, 2\); got 3"),
     "axes of pool": ({"layer": "c", "pool": (1, 1, 1)}, "one size or one per axis"),
+    "one side of a grid": ({"layer": "c", "grid": 7}, r"grid is the sides of the tokens' grid, 2 numbers .*got 7"),
+    "axes of a grid": ({"layer": "c", "grid": (2, 2, 2)}, r"grid is the sides .*got \(2, 2, 2\)"),
+    "half a grid": ({"layer": "c", "grid": (2.5, 2)}, "grid is the sides"),
+    "cache": ({"cache": 5}, "cache is a folder, or None, got 5"),
+    "half pixels": ({"size": 224.0}, "size is one number"),
+    "no similar layer": ({"layer": "zzz"}, "no layer 'zzz'; there are a, a_norm, a_relu, b, b_norm and 4 more"),
     "precision": ({"precision": "half"}, "precision is None, 'float32' or 'bfloat16', got 'half'"),
     "dtype": ({"dtype": "int8"}, "dtype is one of float32, float16, float64, got 'int8'"),
     "batch": ({"batch": 0}, "batch"),
@@ -524,6 +535,8 @@ BAD_SETTINGS = {
     "mean": ({"mean": [1, 2]}, "mean is 'imagenet', None, or one or three numbers"),
     "std": ({"std": 0}, "std is 'imagenet', None, or one or three numbers"),
     "channel_axis": ({"channel_axis": 0}, "channel_axis is the axis"),
+    "no such axis": ({"channel_axis": 9}, "channel_axis is the axis .* 1 to 3, or -1 to -3; got 9"),
+    "the samples' axis": ({"channel_axis": -4}, "channel_axis is the axis .* got -4"),
     "device": ({"device": "cuda:99", "layer": "c"}, "device='cuda:99' cannot be used here"),
     "no device": ({"device": "toaster", "layer": "c"}, "device='toaster' cannot be used here"),
     "no network": ({"model": "resnet18"}, "expected an nn.Module, got str"),
@@ -597,6 +610,8 @@ def test_volumes_of_several_sizes_and_kinds(tmp_path, folder):
     assert maps_of(network, "1", size=(8, 8, 8)).transform(paths).shape == (3, 2, 2, 2, 2)
     with pytest.raises(TensorDropoutError, match="both images and NIfTI volumes; transform them apart"):
         maps_of(network, "1").transform([*paths, folder / "a.png"])
+    with pytest.raises(TensorDropoutError, match=r"size of images is one number, or .* got \(8, 8, 8\)"):
+        maps_of(network, "1", size=(8, 8, 8)).transform([folder / "a.png"])
     with pytest.raises(TensorDropoutError, match=r"mean has 3 numbers, but the volume has 1 channel"):
         maps_of(network, "1", mean=(1, 2, 3)).transform(paths)
 

@@ -313,6 +313,18 @@ def test_rows_come_in_any_order_as_an_array_or_a_memory_map(tmp_path, monkeypatc
     assert len(list((tmp_path / "store").glob("order-*"))) == 1
 
 
+def test_an_order_of_lost_rows_is_not_taken_for_another(tmp_path):
+    kept, digests, rows = make_store(tmp_path / "store")
+    kept.read([digests[3], digests[1]], limit=1)  # leaves a file with these rows in this order
+    (tmp_path / "store" / "index.txt").unlink()
+    again = Store(tmp_path / "store", (2, 3), "float32", {})
+    with again.writing():
+        again.append(digests[::-1], rows[::-1])
+    np.testing.assert_array_equal(again.read([digests[8], digests[6]], limit=1), rows[[8, 6]])  # the rows 1 and 3 now
+    np.testing.assert_array_equal(again.read([digests[6], digests[8]], limit=1), rows[[6, 8]])
+    np.testing.assert_array_equal(again.read([digests[3], digests[1]], limit=1), rows[[3, 1]])
+
+
 def read_status(key):
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
     return 1024 * int(line.split()[1])

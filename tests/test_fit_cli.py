@@ -14,15 +14,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 from typer.testing import CliRunner
 
 import small_backbone
 import tensor_dropout as td
 from tensor_dropout.sklearn import FeatureMaps, TensorRegressorCV
 from tensor_dropout_lab import cli, head_fitting, head_predictions
+from tensor_dropout_lab.data.image_files import find_images
 from tensor_dropout_lab.fitted_head import open_fitted
-from tensor_dropout_lab.head_search import FitOptions, read_examples
+from tensor_dropout_lab.head_search import FitOptions, open_network, read_examples
 from tensor_dropout_lab.nets import families
+from tensor_dropout_lab.point_pictures import Panel, draw_classes, draw_numbers, draw_panels
 
 N, WIDTH, HEIGHT = 36, 48, 32
 FILES = ["fit.json", "head.safetensors", "predictions.csv", "predictions.png", "report.md", "search.png"]
@@ -232,6 +235,71 @@ def test_missing_points_and_a_number_beside_them(images, tmp_path):
     assert 15 < float(row["age"]) < 32
 
 
+def test_a_column_z_of_pictures_is_a_number(images, tmp_path):
+    folder, spots = images
+    sizes = np.array([Image.open(path).size for path in sorted(folder.iterdir())])
+    rows = [(f"{n:02d}.png", *(spots[n] / sizes[n]), 70 + n) for n in range(N)]
+    table = write_rows(tmp_path / "t.csv", [("file", "x", "y", "z"), *rows])
+    given = ["--images", folder, "--targets", table, "--n", "12", "--cache", tmp_path / "c", "--out", tmp_path / "fit"]
+    assert "1 point and 1 number each" in fit(*given)
+    assert read_record(tmp_path / "fit")["points"] == [[0, 1]]
+
+
+def test_a_second_fit_leaves_nothing_of_the_first(points, images, tmp_path):
+    folder = shutil.copytree(points[0] / "fit", tmp_path / "fit")
+    (folder / "numbers.png").touch()  # of a fit with numbers beside the points
+    (folder / "mine.txt").touch()
+    fit(*points[1], "--n", "9", "--out", folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "mine.txt"])
+
+
+def test_names_are_drawn_as_they_are(tmp_path):
+    """Dollar signs are no formulas."""
+    name = "$a_$ $\\q$"
+    image, point = np.zeros((4, 4, 3), np.uint8), np.array([[0.5, 0.5]])
+    draw_panels(tmp_path / "panels.png", [Panel(image, name, point)], name)
+    draw_numbers(tmp_path / "numbers.png", [name], np.zeros((2, 1)), np.ones((2, 1)))
+    draw_classes(tmp_path / "classes.png", [name, f"{name} 2"], np.array([0, 1]), np.array([1, 1]))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+# Volumes.
+
+
+@pytest.fixture
+def volumes(tmp_path):
+    """Two volumes of one size, and one of another."""
+    nibabel = pytest.importorskip("nibabel", reason="needs nibabel")
+    for name, side in {"a": 8, "b": 8, "c": 6}.items():
+        path = tmp_path / "volumes" / f"{name}.nii.gz"
+        path.parent.mkdir(exist_ok=True)
+        nibabel.save(nibabel.Nifti1Image(np.ones((side, 8, 8), np.float32), np.eye(4)), path)
+    return find_images(tmp_path / "volumes")
+
+
+def open_for(images, size):
+    return open_network(FitOptions(Path(), Path(), "small_backbone:build_for_volumes", size=size), images)
+
+
+def test_one_size_of_volumes_is_a_cube(volumes):
+    assert open_for(volumes, (12,)).size == (12, 12, 12)
+    assert open_for(volumes, (12, 8, 6)).size == (12, 8, 6)
+    assert open_for(volumes.take([0, 1]), None).size == (224, 224)  # which FeatureMaps takes for images only
+
+
+def test_sizes_that_do_not_fit_are_refused(volumes, images):
+    with pytest.raises(td.TensorDropoutError, match="--size of volumes is one number, or three: x,y,z; got 12,12"):
+        open_for(volumes, (12, 12))
+    with pytest.raises(
+        td.TensorDropoutError, match="--size of pictures is one number, or two: height,width; got 1,2,3"
+    ):
+        open_for(find_images(images[0]), (1, 2, 3))
+    with pytest.raises(
+        td.TensorDropoutError, match=r"2 sizes .*a\.nii\.gz has 1×8×8×8, c\.nii\.gz 1×6×8×8; set --size"
+    ):
+        open_for(volumes, None)
+
+
 # Predictions.
 
 
@@ -282,6 +350,47 @@ def test_many_points_are_counted_and_their_mean_std_said(points, images, tmp_pat
     assert f"03.png: 1 points, ± {mean:.2g} pixels on average" in result.output
 
 
+def test_predictions_never_overwrite_the_images(points, images, tmp_path):
+    folder = shutil.copytree(images[0], tmp_path / "photos")
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    for files in ([folder], [folder / "03.png"]):
+        message = fail("predict", *files, "--model", points[0] / "fit", *BACKBONE[:2], "--out", folder)
+        assert f"would overwrite the image {files[0] if len(files[0].suffix) else folder / '00.png'}" in message
+        assert "--out" in message
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    result = invoke("predict", folder, "--model", points[0] / "fit", *BACKBONE[:2], "-o", folder / "p.csv")
+    assert result.exit_code == 0  # a table does not
+
+
+def test_hidden_images_are_not_predicted(points, images, tmp_path):
+    for name in ("a.png", ".thumbnails/a.png", "sub/.b.png", "sub/c.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(images[0] / "03.png", tmp_path / name)
+    invoke("predict", tmp_path, "--model", points[0] / "fit", *BACKBONE[:2], "-o", tmp_path / "p.csv")
+    assert [row["file"] for row in read_csv(tmp_path / "p.csv")] == [
+        str(tmp_path / name) for name in ("a.png", "sub/c.png")
+    ]
+
+
+def test_a_network_that_has_changed_is_refused(points, images, tmp_path, monkeypatch):
+    original = small_backbone.build
+
+    def build_otherwise():
+        """The same weights, but other functions between them."""
+        network = original()
+        network[1] = network[3] = nn.Tanh()
+        return network
+
+    arguments = ["predict", images[0] / "00.png", *BACKBONE[:2], "-o", tmp_path / "a.csv", "--model"]
+    monkeypatch.setattr(small_backbone, "build", build_otherwise)
+    assert "gives other maps than when the head was fitted" in fail(*arguments, points[0] / "fit")
+    older = shutil.copytree(points[0] / "fit", tmp_path / "fit")
+    maps = read_record(older)["maps"]
+    maps.pop("sketch")
+    change_record(older, maps=maps)
+    assert invoke(*arguments, older).exit_code == 0  # of a folder that does not say what it gave
+
+
 def test_an_archive_is_to_be_unpacked(points, tmp_path):
     (tmp_path / "new.tar").write_bytes(b"")
     message = fail("predict", tmp_path / "new.tar", "--model", points[0] / "fit", *BACKBONE[:2], "-o", tmp_path / "o")
@@ -320,6 +429,10 @@ def change_record(folder, **changes):
     (folder / "fit.json").write_text(json.dumps(record), encoding="utf-8")
 
 
+def change_maps(folder, **changes):
+    change_record(folder, maps={**read_record(folder)["maps"], **changes})
+
+
 @pytest.mark.parametrize(
     ("change", "part"),
     [
@@ -327,13 +440,36 @@ def change_record(folder, **changes):
         (lambda folder: change_record(folder, maps=None), "damaged or no record of a fit"),
         (lambda folder: change_record(folder, version=99), "version 99"),
         (lambda folder: (folder / "head.safetensors").write_bytes(b"x"), "is not the head that fit.json describes"),
-        (lambda folder: (folder / "fit.json").unlink(), "run"),
+        (lambda folder: (folder / "fit.json").unlink(), "fit.json is missing"),
+        (lambda folder: change_record(folder, maps={}), "maps"),
+        (lambda folder: change_record(folder, maps=[]), "maps"),
+        (lambda folder: change_maps(folder, input_shape=None), "maps.input_shape"),
+        (lambda folder: change_maps(folder, input_shape=[3, "a", 2]), "maps.input_shape"),
+        (lambda folder: change_maps(folder, layer=7), "maps.layer"),
+        (lambda folder: change_maps(folder, layer="1"), "maps of shape"),
+        (lambda folder: change_maps(folder, sketch=["a"]), "maps.sketch"),
+        (lambda folder: change_maps(folder, size=[]), "size is one number"),
+        (lambda folder: change_record(folder, backbone={}), "backbone"),
+        (
+            lambda folder: change_record(folder, backbone={**read_record(folder)["backbone"], "spec": 7}),
+            "backbone.spec",
+        ),
+        (lambda folder: change_record(folder, columns=["x"]), "columns"),
+        (lambda folder: change_record(folder, columns="xy"), "columns"),
+        (lambda folder: change_record(folder, points=[[0, 2]]), "points"),
+        (lambda folder: change_record(folder, points="ab"), "points"),
+        (lambda folder: change_record(folder, task="foo"), "task"),
+        (lambda folder: change_record(folder, task="classification"), "task"),
+        (lambda folder: change_record(folder, units="inch"), "units"),
+        (lambda folder: (folder / "fit.json").write_text("[1]"), "damaged"),
     ],
 )
 def test_folders_that_cannot_predict(points, images, tmp_path, change, part):
     folder = shutil.copytree(points[0] / "fit", tmp_path / "fit")
     change(folder)
-    assert part in fail("predict", images[0] / "00.png", "--model", folder, "-o", tmp_path / "out.csv")
+    message = fail("predict", images[0] / "00.png", "--model", folder, *BACKBONE[:2], "-o", tmp_path / "out.csv")
+    assert part in message
+    assert len(message) < 400
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -362,12 +498,17 @@ def spoil(folder, name):
         (None, ["--backbone", "resnet18"], ["resnet18 comes without weights", "--weights"]),
         (None, ["--weights", "gone.safetensors"], ["no file gone.safetensors", "--weights"]),
         (None, ["--weights", __file__], ["neither a safetensors file nor a state dict"]),
-        (None, ["--backbone-arguments", "{"], ["JSON"]),
+        (None, ["--backbone-arguments", "{"], ["--backbone-arguments is a JSON object"]),
+        (None, ["--backbone", "small_backbone:build_unknown_tokens"], ["name one with --layer", "grid with --grid"]),
+        (None, ["--layer", "zzz"], ["no layer 'zzz'; there are 0, 1, 2, 3, 4 and 1 more"]),
+        (None, ["--size", "4,4,4"], ["--size of pictures is one number, or two"]),
+        (None, ["--grid", "7"], ["--grid is the sides of the tokens' grid", "got (7,)"]),
+        (None, ["--channel-axis", "9"], ["--channel-axis is the axis"]),
         (None, ["--folds", "13"], ["13 folds need at least 13 groups, and there are 12", "--folds"]),
         (None, ["--n", "2"], ["folds need at least 3"]),
         (None, ["--size", "big"], ["--size is a size in pixels, such as 224", "'big'"]),
         (None, ["--pool", "99"], ["pool is the grid to average to", "(4, 4)"]),
-        (None, ["--device", "tpu"], ["device='tpu' cannot be used"]),
+        (None, ["--device", "tpu"], ["--device 'tpu' cannot be used"]),
         (None, ["--units", "fractions"], ["points outside of the picture", "--units pixels"]),
         (None, ["--task", "classification"], ["classes are one column"]),
         (None, ["--images", "nowhere"], ["no such folder or tar file"]),
@@ -429,6 +570,12 @@ def test_images_that_cannot_be_read_are_named(points, images, tmp_path):
 def test_the_place_of_the_results_must_be_a_folder(points, tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in fail("fit", *BACKBONE, *points[1], "--out", tmp_path / "file", status=2)
+
+
+def test_a_place_under_a_file_is_told_at_once(points, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = fail("fit", *BACKBONE, *points[1], "--images", "nowhere", "--out", tmp_path / "file" / "fit")
+    assert f"--out is a folder, and {tmp_path / 'file'} is a file" in message
 
 
 def test_bad_usage_is_told_before_anything_is_read():

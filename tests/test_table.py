@@ -509,6 +509,17 @@ def test_predictions_come_in_the_unit_of_the_table_with_the_points_drawn(folder:
     written = sorted(path.name for path in (tmp_path / "out/fractions").iterdir())
     assert written == ["03-points.png", "03.json", "03.png"]  # the points, and the map of the age
     assert Image.open(tmp_path / "out/fractions/03-points.png").size[0] > 100
+    for place, names in (("a", ["03.png"]), ("b", ["04.jpg", "04-points.png"])):
+        (tmp_path / place).mkdir()
+        for name in names:
+            shutil.copy(folder / "images/03.png", tmp_path / place / name)
+        result = CliRunner(env={"COLUMNS": "300"}).invoke(
+            cli.app,
+            [str(word) for word in ("predict", tmp_path / place, "-m", tmp_path / "fractions", "-o", tmp_path / place)],
+        )
+        assert result.exit_code == 1
+        assert f"would overwrite the image {tmp_path / place / names[-1]}; name another folder" in result.stderr
+        assert sorted(path.name for path in (tmp_path / place).iterdir()) == sorted(names)
 
 
 def test_files_that_cannot_be_predicted(folder: Path, volumes: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,20 +95,27 @@ def open_backbone(
             f"the head was fitted on a network that {spec} makes, and a file must not decide what code is run; if you "
             f"know it, name it again: --backbone {spec}"
         )
-    elif find_family(spec)[0] is FAMILIES["function"]:
-        if weights is None:
-            network = call_factory(spec, arguments)
-        else:
-            network = read_network(weights, factory=spec, factory_arguments=arguments)
     else:
-        if weights is None:
-            raise TensorDropoutError(
-                f"--backbone {spec} comes without weights, and features of a network that was never trained are of "
-                "little use; give a file with --weights (safetensors, or a state dict of torch.save)"
-            )
-        shape = input_shape or (3, SIDE, SIDE)
-        network = read_network(weights, arch=spec, input_shape=shape, factory_arguments=arguments)
+        network = _make_network(spec, weights, arguments, input_shape or (3, SIDE, SIDE))
     return Backbone(_rest(network), recipe, **_preparation(network))
+
+
+def _make_network(spec: str, weights: Any, arguments: str, input_shape: tuple[int, ...]) -> nn.Module:
+    """That a function of the user's makes, or that a family knows by name."""
+    is_function = find_family(spec)[0] is FAMILIES["function"]
+    if weights is None and not is_function:
+        raise TensorDropoutError(
+            f"--backbone {spec} comes without weights, and features of a network that was never trained are of "
+            "little use; give a file with --weights (safetensors, or a state dict of torch.save)"
+        )
+    try:
+        if weights is None:
+            return call_factory(spec, arguments)
+        if is_function:
+            return read_network(weights, factory=spec, factory_arguments=arguments)
+        return read_network(weights, arch=spec, input_shape=input_shape, factory_arguments=arguments)
+    except TensorDropoutError as error:  # it names the options of other commands
+        raise TensorDropoutError(re.sub(r"--(model|arch)(?![a-z])", "--backbone", str(error))) from error
 
 
 def check_spec(spec: str) -> str:

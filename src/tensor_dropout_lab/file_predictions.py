@@ -5,6 +5,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
     trained = _open_run(run)
     paths = list_files(given, trained.reader)
     names = name_results(paths)
+    table = out if is_table else out / "predictions.csv"
+    endings = [".json", *((".png", "-points.png", *map(_name_picture, trained.targets or [])) if picture else [])]
+    refuse_overwriting(paths, [table] if is_table else [table, *(out / f"{n}{end}" for n in names for end in endings)])
     environment = describe_environment()
     answers: list[_Answer] = []
     failures: dict[Path, str] = {}
@@ -98,7 +102,6 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
                 written += [out / f"{name}.json", *pictures]
             advance(1)
     if is_table or len(paths) > 1:
-        table = out if is_table else out / "predictions.csv"
         rows = list_rows(paths, [answer.row for answer in answers], failures)
         write_table(table, rows if is_table else _add_records(rows, names))
         written = [table, *written]
@@ -254,8 +257,7 @@ class _Trained:
         for output in answer.outputs:
             grid = found.contributions[0, ..., output.index].double()
             bias, value = float(found.bias[output.index]), float(found.outputs[0, output.index])
-            ending = "" if len(answer.outputs) == 1 else "-" + re.sub(r"[^\w.-]+", "_", output.name)
-            target = stem.with_name(f"{stem.name}{ending}.png")
+            target = stem.with_name(f"{stem.name}{_name_picture(output.name) if len(answer.outputs) > 1 else '.png'}")
             draw_explanation(
                 target,
                 self.reader.view(path, x, grid),
@@ -277,6 +279,11 @@ class _Trained:
                 }
             )
         return described, pictures
+
+
+def _name_picture(output: str) -> str:
+    """How the name of the picture of one of several outputs ends."""
+    return "-" + re.sub(r"[^\w.-]+", "_", output) + ".png"
 
 
 def format_uncertain(value: float, deviation: float | None) -> str:
@@ -388,6 +395,25 @@ def name_results(paths: list[Path]) -> list[str]:
             name, number = f"{stem}-{number}", number + 1
         names[name] = None
     return list(names)
+
+
+def refuse_overwriting(inputs: Sequence[Path], outputs: Sequence[Path]) -> None:
+    """Refuse to write over what is to be predicted.
+
+    Raises:
+        TensorDropoutError: if a file is among both, under whatever names.
+    """
+
+    def identify(path: Path) -> tuple[int, int]:
+        about = path.stat()
+        return about.st_dev, about.st_ino
+
+    given = {identify(path): path for path in inputs}
+    for output in outputs:
+        if output.exists() and identify(output) in given:
+            raise TensorDropoutError(
+                f"predict: {output} would overwrite the image {given[identify(output)]}; name another folder with --out"
+            )
 
 
 def list_rows(paths: list[Path], answers: list[dict[str, Any]], failures: dict[Path, str]) -> list[dict[str, Any]]:

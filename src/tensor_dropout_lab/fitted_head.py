@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,10 +28,14 @@ if TYPE_CHECKING:
 
 HEAD, RECORD = "head.safetensors", "fit.json"
 VERSION = 1
+BACKBONE = ("spec", "weights", "arguments", "input_shape", "hash")
+"""What it says of the network."""
 KEYS = ("task", "columns", "points", "units", "backbone", "maps")
 """What a record needs beside its version and the head's hash."""
 MAP_SETTINGS = ("layer", "size", "mean", "std", "pool", "grid", "channel_axis")
 """The settings of ``FeatureMaps`` that are kept."""
+LIKE = 0.05
+"""How far what a network gives for fixed inputs may be from what it gave: more than the rounding of a GPU."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,22 @@ class FittedHead:
             )
         settings = {key: _as_tuple(self.record["maps"][key]) for key in MAP_SETTINGS}
         settings["layer"] = self.record["maps"]["layer"]
-        return FeatureMaps(opened.network, device=device, **settings)
+        maps = FeatureMaps(opened.network, device=device, **settings)
+        maps.fit(np.zeros((1, *self.record["maps"]["input_shape"]), np.float32))
+        expected = tuple(self.estimator.input_shape_)
+        if maps.map_shape_ != expected or not self._gave(maps.sketch_):
+            shapes = "" if maps.map_shape_ == expected else f" (maps of shape {maps.map_shape_}, not {expected})"
+            raise TensorDropoutError(
+                f"{opened.recipe['spec']} has the weights that the head was fitted on, but gives other maps than when "
+                f"the head was fitted{shapes}: its code or {self.folder / RECORD} has changed; undo that, or fit again"
+            )
+        return maps
+
+    def _gave(self, sketch: tuple[float, ...]) -> bool:
+        """Whether the network gave the same for fixed inputs when the head was fitted, as far as is known."""
+        length, *projections = sketch
+        known, *others = self.record["maps"].get("sketch", sketch)  # which folders before version 1.1 lack
+        return math.isclose(length, known, rel_tol=LIKE) and bool(np.allclose(projections, others, rtol=0, atol=LIKE))
 
 
 def _as_tuple(value: Any) -> Any:
@@ -112,9 +132,17 @@ def scale_points(values: np.ndarray, points: Sequence[Sequence[int]], sizes: np.
 
 
 def find_fitted(path: Path) -> Path | None:
-    """The folder of a fit that a path names: the folder, or a file in it; None if it is something else."""
+    """The folder of a fit that a path names: the folder, or a file in it; None if it is something else.
+
+    Raises:
+        TensorDropoutError: if its record is gone.
+    """
     folder = path if path.is_dir() else path.parent
-    return folder if path.exists() and (folder / RECORD).is_file() else None
+    if not path.exists() or (folder / RECORD).is_file():
+        return folder if path.exists() else None
+    if (folder / HEAD).is_file():
+        raise TensorDropoutError(f"{folder} has a head, {HEAD}, but {RECORD} is missing, its record; fit again")
+    return None
 
 
 def open_fitted(folder: Path) -> FittedHead:
@@ -139,7 +167,46 @@ def open_fitted(folder: Path) -> FittedHead:
         )
     if not (folder / HEAD).is_file() or hash_file(folder / HEAD) != expected:
         raise TensorDropoutError(f"{folder / HEAD} is not the head that {RECORD} describes; fit again")
-    return FittedHead(folder, load(folder / HEAD), record)
+    estimator = load(folder / HEAD)
+    fault = _find_fault(record, estimator)
+    if fault is not None:
+        raise TensorDropoutError(f"{folder / RECORD} is damaged: its entry {fault} is not what a fit writes; fit again")
+    return FittedHead(folder, estimator, record)
+
+
+def _find_fault(record: dict[str, Any], estimator: Any) -> str | None:
+    """The first entry of a record that no fit of this estimator has written."""
+    columns, points, backbone, maps = (record[key] for key in ("columns", "points", "backbone", "maps"))
+    is_classifier = hasattr(estimator, "classes_")
+    n_columns = 1 if is_classifier else math.prod(getattr(estimator, "output_shape_", ()))
+    sound: dict[str, Callable[[], bool]] = {  # each may rely on those before it
+        "task": lambda: record["task"] == ("classification" if is_classifier else "regression"),
+        "units": lambda: record["units"] in ("fractions", "pixels"),
+        "columns": lambda: _is_list(columns, str) and len(columns) == n_columns,
+        "points": lambda: _is_list(points, list) and all(_is_point(point, n_columns) for point in points),
+        "backbone": lambda: isinstance(backbone, dict) and {*BACKBONE} <= {*backbone},
+        "backbone.spec": lambda: isinstance(backbone["spec"], str),
+        "backbone.arguments": lambda: isinstance(backbone["arguments"], str),
+        "backbone.weights": lambda: isinstance(backbone["weights"], str | None),
+        "backbone.input_shape": lambda: backbone["input_shape"] is None or _is_shape(backbone["input_shape"]),
+        "maps": lambda: isinstance(maps, dict) and {*MAP_SETTINGS, "input_shape"} <= {*maps},
+        "maps.input_shape": lambda: _is_shape(maps["input_shape"]),
+        "maps.layer": lambda: isinstance(maps["layer"], str) or (_is_list(maps["layer"], str) and bool(maps["layer"])),
+        "maps.sketch": lambda: "sketch" not in maps or (_is_list(maps["sketch"], float) and len(maps["sketch"]) == 17),
+    }
+    return next((entry for entry, is_sound in sound.items() if not is_sound()), None)
+
+
+def _is_list(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)
+
+
+def _is_shape(values: Any) -> bool:
+    return _is_list(values, int) and len(values) in (3, 4) and min(values) > 0
+
+
+def _is_point(point: list[Any], n_columns: int) -> bool:
+    return _is_list(point, int) and len(point) in (2, 3) and all(0 <= column < n_columns for column in point)
 
 
 def hash_file(path: Path) -> str:
@@ -148,12 +215,13 @@ def hash_file(path: Path) -> str:
 
 
 @contextmanager
-def new_results(folder: Path, last: str) -> Iterator[Path]:
+def new_results(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
     """A hidden folder to write results to; they move into ``folder`` when the block ends without an error.
 
     Args:
         folder: where they go.
         last: the file that moves last: what refers to the others.
+        stale: files of earlier results that go if there is no new one of that name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     staging = folder / f".new-{os.getpid()}"
@@ -161,6 +229,8 @@ def new_results(folder: Path, last: str) -> Iterator[Path]:
     staging.mkdir()
     try:
         yield staging
+        for name in stale:
+            (folder / name).unlink(missing_ok=True)
         for path in sorted(staging.iterdir(), key=lambda path: path.name == last):
             os.replace(path, folder / path.name)
     finally:

@@ -21,6 +21,7 @@ from tensor_dropout_lab.head_search import (
     Fitted,
     check_options,
     compute_features,
+    name_options,
     open_network,
     read_examples,
     search_heads,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from tensor_dropout.sklearn import FeatureMaps
 
 Say = Callable[[str], None]
-REPORT, PREDICTIONS = "report.md", "predictions.csv"
+REPORT, PREDICTIONS, NUMBERS = "report.md", "predictions.csv", "numbers.png"
 DRAWN_AT_RANDOM, DRAWN_WORST = 8, 4
 
 
@@ -69,7 +70,7 @@ def fit_head(options: FitOptions, say: Say) -> list[Path]:
         "seconds": {"features": features.seconds, "search": fitted.seconds},
         "environment": describe_environment(),
     }
-    with new_results(options.folder, RECORD) as staging:
+    with new_results(options.folder, RECORD, stale=[NUMBERS]) as staging:
         _write_results(staging, options, examples, fitted, record, table)
         names = sorted(path.name for path in staging.iterdir())
     return [options.folder / name for name in names]
@@ -85,7 +86,7 @@ def _saying_warnings(say: Say) -> Iterator[None]:
         finally:
             for each in caught:
                 if issubclass(each.category, UserWarning) and "picked layer" not in str(each.message):
-                    say(f"Note: {each.message}")
+                    say(f"Note: {name_options(str(each.message))}")
 
 
 # What is written.
@@ -105,6 +106,7 @@ def _describe_head(options: FitOptions, examples: Examples, backbone: Backbone, 
             "layer": maps.layer_,
             "shape": maps.map_shape_,
             "input_shape": maps.input_shape_,
+            "sketch": maps.sketch_,
         },
     }
 
@@ -184,7 +186,7 @@ def _draw_predictions(folder: Path, options: FitOptions, examples: Examples, fit
         names.append("predictions.png")
     others = [k for k in range(len(table.columns)) if all(k not in point for point in flat)]
     if others:
-        name = "numbers.png" if flat else "predictions.png"
+        name = NUMBERS if flat else "predictions.png"
         columns = [table.columns[k] for k in others]
         draw_numbers(folder / name, columns, fitted.saved[:, others], examples.targets[:, others])
         names.append(name)

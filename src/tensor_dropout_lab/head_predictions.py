@@ -24,6 +24,7 @@ from tensor_dropout_lab.file_predictions import (
     list_files,
     list_rows,
     name_results,
+    refuse_overwriting,
     write_table,
 )
 from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
@@ -65,7 +66,9 @@ def predict_with_head(
     if draws:
         check_drawing()
     paths = list_files(given, predictor.reader)
-    names = dict(zip(paths, name_results(paths), strict=True))
+    table = out if is_table else out / "predictions.csv"
+    pictures = {path: out / f"{name}.png" for path, name in zip(paths, name_results(paths), strict=True)}
+    refuse_overwriting(paths, [table, *(pictures.values() if draws else [])])
     rows: list[dict[str, Any]] = []
     lines: list[str] = []
     written: list[Path] = []
@@ -80,9 +83,8 @@ def predict_with_head(
                 rows.append({"file": str(path), **answer.row})
                 lines.append(f"{path}: {answer.text}")
                 if draws:
-                    written.append(predictor.draw(path, answer, out / f"{names[path]}.png"))
+                    written.append(predictor.draw(path, answer, pictures[path]))
             advance(len(chunk))
-    table = out if is_table else out / "predictions.csv"
     write_table(table, list_rows(paths, rows, failures))
     if head.record["task"] == "regression":
         lines.append("± is one standard deviation of the error, as the held-out images of the fit showed it.")

@@ -6,6 +6,7 @@ cross-validation. Every method is judged on images that it had not seen, its set
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
 SETTINGS = {
     "say grid=(h, w)": "say --grid h,w",
     "set size, or pass inputs such as the network gets in use": "set --size, or name a network for such images",
+    "one with layer=, and for tokens its grid with grid=": "one with --layer, and for tokens its grid with --grid",
+    "set channel_axis=-1": "set --channel-axis -1",
+    "FeatureMaps: channel_axis is": "FeatureMaps: --channel-axis is",
+    "FeatureMaps: grid is": "FeatureMaps: --grid is",
+    "FeatureMaps: pool is": "FeatureMaps: --pool is",
+    "FeatureMaps: device=": "FeatureMaps: --device ",
 }
 """What messages advise in Python, and the options that do the same."""
 
@@ -165,8 +172,10 @@ def check_options(options: FitOptions) -> None:
     require_matplotlib()
     if options.weights is not None and not options.weights.expanduser().is_file():
         raise TensorDropoutError(f"fit: there is no file {options.weights} of weights; correct --weights")
-    if options.folder.exists() and not options.folder.is_dir():
-        raise TensorDropoutError(f"fit: --out is a folder, and {options.folder} is a file")
+    place = next(each for each in (options.folder, *options.folder.absolute().parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        what = "may not be written to" if place.is_dir() else "is a file"
+        raise TensorDropoutError(f"fit: --out is a folder, and {place} {what}; name another")
 
 
 def read_examples(options: FitOptions) -> Examples:
@@ -253,16 +262,33 @@ class Features:
 
 
 def open_network(options: FitOptions, images: ImageFiles) -> Backbone:
-    """The backbone for these images, with the size that was asked for."""
-    size = options.size or ()
-    if images.are_volumes:
-        shape = tuple(images.decode_as(0, read_volume).shape)
-        input_shape = (shape[0], *size) if len(size) == 3 else shape
-    else:
-        height_and_width = size * 2 if len(size) == 1 else size or (SIDE, SIDE)
-        input_shape = (3, *height_and_width)
+    """The backbone for these images, with the size that was asked for.
+
+    Raises:
+        TensorDropoutError: if the images have no such size, or several without one; see also :func:`open_backbone`.
+    """
+    size, axes = options.size or (), 3 if images.are_volumes else 2
+    if len(size) not in (0, 1, axes):
+        kind, sides = ("volumes", "three: x,y,z") if images.are_volumes else ("pictures", "two: height,width")
+        raise TensorDropoutError(f"fit: --size of {kind} is one number, or {sides}; got {','.join(map(str, size))}")
+    size = size * axes if len(size) == 1 else size
+    input_shape = _measure_volumes(images, size) if images.are_volumes else (3, *(size or (SIDE, SIDE)))
     backbone = open_backbone(options.backbone, options.weights, options.arguments, input_shape=input_shape)
     return replace(backbone, size=input_shape[1:]) if size else backbone
+
+
+def _measure_volumes(images: ImageFiles, size: tuple[int, ...]) -> tuple[int, ...]:
+    """(C, *size) of all of them, after they were resized if there is a size."""
+    shapes = [(shape[0], *(size or shape[1:])) for shape in images.decode_all(lambda _, file: measure_volume(file))]
+    other = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if other is not None:
+        first, second = ("×".join(map(str, shapes[number])) for number in (0, other))
+        cure = "convert them to one number of channels" if size else "set --size, such as --size 64, to resize them"
+        raise TensorDropoutError(
+            f"{images.where}: the volumes have {len(set(shapes))} sizes (channels×x×y×z): {images.names[0]} has "
+            f"{first}, {images.names[other]} {second}; {cure}"
+        )
+    return shapes[0]
 
 
 def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles) -> Features:
@@ -281,11 +307,11 @@ def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles
             values = maps.transform(images.paths(Path(folder)))
         except TensorDropoutError as error:  # of a tar file, name the tar file
             message = str(error).replace(f"{folder}/", f"{images.where}: ")
-            raise TensorDropoutError(_name_options(message)) from error
+            raise TensorDropoutError(name_options(message)) from error
     return Features(maps, values, {**maps.seconds_, "all": time.perf_counter() - began})
 
 
-def _name_options(message: str) -> str:
+def name_options(message: str) -> str:
     """A message of ``FeatureMaps`` as the command line says it."""
     for setting, option in SETTINGS.items():
         message = message.replace(setting, option)

@@ -74,7 +74,7 @@ def draw_panels(path: Path, panels: Sequence[Panel], caption: str) -> None:
             axis.set_axis_off()
         for axis, panel in zip(axes, panels, strict=False):
             _draw_panel(axis, panel)
-        figure.supxlabel(caption, fontsize=8)
+        figure.supxlabel(caption, fontsize=8, parse_math=False)
         _save(figure, path)
 
 
@@ -95,7 +95,7 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
             axis.add_patch(Ellipse(place, across, down, facecolor="none", edgecolor=PREDICTED, linewidth=1.0))
     axis.scatter(*places.T, s=7, color=PREDICTED, edgecolors="#000000", linewidths=0.4, zorder=3)
     axis.set(xlim=(0, width), ylim=(height, 0))
-    axis.set_title(panel.title, fontsize=7)
+    axis.set_title(panel.title, fontsize=7, parse_math=False)  # names may have dollar signs
 
 
 def draw_numbers(path: Path, columns: Sequence[str], predicted: np.ndarray, true: np.ndarray) -> None:
@@ -119,7 +119,8 @@ def draw_numbers(path: Path, columns: Sequence[str], predicted: np.ndarray, true
             ends = [np.nanmin(true[:, number]), np.nanmax(true[:, number])]
             axis.plot(ends, ends, color="0.5", linewidth=1)
             axis.scatter(true[:, number], predicted[:, number], s=10, color=PREDICTED, edgecolors="#000000", lw=0.3)
-            axis.set(title=shown[number], xlabel="true", ylabel="predicted, held out")
+            axis.set(xlabel="true", ylabel="predicted, held out")
+            axis.set_title(shown[number], parse_math=False)
         _save(figure, path)
 
 
@@ -140,8 +141,8 @@ def draw_classes(path: Path, classes: Sequence[str], predicted: np.ndarray, true
         axis.imshow(counts, cmap="Blues")
         axis.grid(visible=False)
         if len(classes) <= MOST_CLASSES:
-            axis.set_xticks(range(len(classes)), list(classes), rotation=90)
-            axis.set_yticks(range(len(classes)), list(classes))
+            axis.set_xticks(range(len(classes)), list(classes), rotation=90, parse_math=False)
+            axis.set_yticks(range(len(classes)), list(classes), parse_math=False)
             for row, column in np.ndindex(counts.shape):
                 dark = counts[row, column] > counts.max() / 2
                 axis.text(column, row, str(counts[row, column]), ha="center", va="center", color="w" if dark else "k")

@@ -25,6 +25,8 @@ from tensor_dropout.features.decoding import decode_picture, describe_failure, r
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 VOLUMES = (".nii", ".nii.gz")
+NUMBERS = "biuf"
+"""The kinds of numbers in NumPy that can be samples."""
 NAMED = 5
 """How many samples are named in a message."""
 
@@ -77,7 +79,7 @@ class Preparation:
         Raises:
             TensorDropoutError: for sizes that are none.
         """
-        sizes = (self.size,) if isinstance(self.size, int) else tuple(self.size or ())
+        sizes = (self.size,) if isinstance(self.size, int) else tuple(self.size) if np.iterable(self.size) else ()
         if not 1 <= len(sizes) <= 3 or not all(type(size) is int and size > 0 for size in sizes):
             raise TensorDropoutError(
                 f"{where}: size is one number, (height, width), or three numbers for volumes; got {self.size!r}"
@@ -114,6 +116,9 @@ class Files(Source):
         if len(kinds) > 1:
             raise TensorDropoutError(f"{where}: X has both images and NIfTI volumes; transform them apart")
         self.volumes = kinds.pop()
+        size = self.preparation.size
+        if not self.volumes and not isinstance(size, int) and len(size) == 3:
+            raise TensorDropoutError(f"{where}: size of images is one number, or (height, width); got {size}")
         self.description = {"files": "volumes" if self.volumes else "images", **vars(self.preparation)}
         _import_reader(self.volumes, where)
 
@@ -143,7 +148,8 @@ class Arrays(Source):
     def __init__(self, arrays: Any, where: str) -> None:
         self.arrays, self.description = arrays, {"files": "none"}
         first = tuple(arrays[0].shape)
-        check_sample(arrays[0], where)
+        for array in arrays if isinstance(arrays, list) else arrays[:1]:
+            check_sample(array, where)
         if isinstance(arrays, np.ndarray) and arrays.flags.c_contiguous and arrays.dtype.isnative:
             self.arrays = _share(arrays)
         if isinstance(arrays, list):
@@ -174,6 +180,8 @@ def check_sample(sample: Any, where: str) -> None:
             f"{where}: samples are prepared inputs (channels, height, width[, depth]), but here one has {shape}; "
             "an array of them is (n, channels, height, width[, depth])"
         )
+    if isinstance(sample, np.ndarray) and sample.dtype.kind not in NUMBERS:
+        raise TensorDropoutError(f"{where}: samples hold numbers, but these are {sample.dtype}")
     if str(sample.dtype).removeprefix("torch.") == "uint8":
         raise TensorDropoutError(
             f"{where}: samples are taken as the network takes them, but these are uint8 pixels; scale and standardize "
@@ -200,9 +208,8 @@ class Samples(Source):
                 f"{self.where}: an item of the Dataset is a tensor, or a tuple that begins with one; item {number} is "
                 f"a {type(sample).__name__}; give the Dataset a transform that makes tensors"
             )
-        if self.first is None:
-            check_sample(sample, self.where)
-            self.first = tuple(sample.shape)
+        check_sample(sample, self.where)
+        self.first = self.first or tuple(sample.shape)
         if tuple(sample.shape) != self.first:
             raise TensorDropoutError(
                 f"{self.where}: the samples have several sizes: {self.first}, and {tuple(sample.shape)} for item "
@@ -219,9 +226,10 @@ def open_source(X: Any, preparation: Preparation, where: str) -> Source:
     """
     if isinstance(X, str | os.PathLike):
         raise TensorDropoutError(f"{where}: X is a list of paths; for a folder: sorted(Path({str(X)!r}).glob('*.jpg'))")
-    if isinstance(X, IterableDataset) or not hasattr(X, "__len__"):
+    if isinstance(X, IterableDataset) or not hasattr(X, "__len__") or getattr(X, "ndim", 1) == 0:
+        what = f"{type(X).__name__}{' of no axis' if hasattr(X, 'ndim') else ''}"
         raise TensorDropoutError(
-            f"{where}: X is a list of paths, an array, a tensor, or a Dataset with a length; got a {type(X).__name__}"
+            f"{where}: X is a list of paths, an array, a tensor, or a Dataset with a length; got a {what}"
         )
     if len(X) == 0:
         raise TensorDropoutError(f"{where}: X is empty: 0 samples")
@@ -234,7 +242,7 @@ def open_source(X: Any, preparation: Preparation, where: str) -> Source:
     array = X if isinstance(X, np.ndarray) else _as_array(X, where)
     if array.dtype.kind in "OU" and array.ndim == 1 and all(isinstance(each, str | os.PathLike) for each in array):
         return Files(array.tolist(), preparation, where)
-    if array.dtype.kind not in "biuf":
+    if array.dtype.kind not in NUMBERS:
         raise TensorDropoutError(f"{where}: X holds paths or numbers, got {array.dtype} of shape {array.shape}")
     return Arrays(array, where)
 

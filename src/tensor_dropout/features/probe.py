@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.inputs import name_some
 from tensor_dropout.features.layers import Place, first_tensor, join, outputs_at
 
 STRIDE = 16
@@ -49,8 +50,15 @@ class Probe(NamedTuple):
     pool: tuple[int, ...] | None
     map_shape: tuple[int, ...]
     """(C, *space) after joining and pooling."""
-    fingerprint: str
-    """A hash of the maps, coarse enough for another machine's rounding."""
+    sketch: tuple[float, ...]
+    """The length of the maps, and 16 random projections of them relative to it."""
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the maps, coarse enough for another machine's rounding."""
+        length, *projections = self.sketch
+        numbers = [f"{length:.2e}", *(f"{round(value, 2) + 0.0:.2f}" for value in projections)]
+        return hashlib.sha256(" ".join(numbers).encode()).hexdigest()
 
 
 def fixed_input(network: nn.Module, shape: Sequence[int]) -> Tensor:
@@ -67,6 +75,7 @@ def probe(network: nn.Module, x: Tensor, wish: Wish, where: str) -> Probe:
     Raises:
         TensorDropoutError: if the network does not run on x, has no such layer, or gives no map there.
     """
+    _check_wish(wish, x.ndim, where)
     names = _named_layers(network, wish.layer, where)
     events = _run(network, x, names, where)
     if not names:
@@ -75,7 +84,21 @@ def probe(network: nn.Module, x: Tensor, wish: Wish, where: str) -> Probe:
     maps = [place.lay_out(each) for place, each in zip(places, outputs_at(network, places, x), strict=True)]
     pool = _check_pool(wish.pool, join(maps), where)
     joined = join(maps, pool)
-    return Probe(places, pool, tuple(joined.shape[1:]), _fingerprint(joined))
+    return Probe(places, pool, tuple(joined.shape[1:]), _sketch(joined))
+
+
+def _check_wish(wish: Wish, ndim: int, where: str) -> None:
+    axis, sides = wish.channel_axis, wish.grid
+    if type(axis) is not int or not (1 <= axis < ndim or -ndim < axis <= -1):
+        raise TensorDropoutError(
+            f"{where}: channel_axis is the axis of a map's channels, 1 to {ndim - 1}, or -1 to {1 - ndim}; got {axis!r}"
+        )
+    fits = isinstance(sides, Sequence) and len(sides) == ndim - 2 and all(type(n) is int and n > 0 for n in sides)
+    if sides is not None and not fits:
+        raise TensorDropoutError(
+            f"{where}: grid is the sides of the tokens' grid, {ndim - 2} numbers such as {(14,) * (ndim - 2)}, got "
+            f"{sides!r}"
+        )
 
 
 def _named_layers(network: nn.Module, layer: Any, where: str) -> list[str]:
@@ -89,7 +112,7 @@ def _named_layers(network: nn.Module, layer: Any, where: str) -> list[str]:
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
             nearest += [each for each in known if name and each.endswith(f".{name}") and each not in nearest][:3]
-            advice = f"the nearest names are {nearest}" if nearest else "see model.named_modules()"
+            advice = f"the nearest names are {nearest}" if nearest else f"there are {name_some([*filter(None, known)])}"
             raise TensorDropoutError(f"{where}: {type(network).__name__} has no layer {name!r}; {advice}")
     return names
 
@@ -272,11 +295,9 @@ def _check_pool(pool: Any, maps: Tensor, where: str) -> tuple[int, ...] | None:
     return sizes
 
 
-def _fingerprint(maps: Tensor) -> str:
-    """16 random projections of the maps, relative to their length and rounded: rounding errors hardly change them."""
+def _sketch(maps: Tensor) -> tuple[float, ...]:
+    """17 numbers, which rounding errors hardly change: their length, and 16 projections relative to it."""
     flat = maps.double().cpu().flatten()
     length = flat.norm().clamp(min=1e-300)
     signs = torch.randint(2, flat.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    projections = [float(4 * part.sum() / length) for part in (flat * signs).tensor_split(16)]
-    numbers = [f"{float(length):.2e}", *(f"{round(value, 2) + 0.0:.2f}" for value in projections)]
-    return hashlib.sha256(" ".join(numbers).encode()).hexdigest()
+    return float(length), *(float(4 * part.sum() / length) for part in (flat * signs).tensor_split(16))

@@ -182,14 +182,14 @@ class Store:
             return self._map(self.rows_path, first, n)
         if size <= limit:
             return np.asarray(stored)[numbers]
-        return self._map(self._ordered(stored, numbers), 0, n)
+        return self._map(self._ordered(stored, numbers, digests), 0, n)
 
     def _map(self, path: Path, first: int, n: int) -> np.memmap:
         return np.memmap(path, dtype=self.dtype, mode="r", offset=first * self.row_bytes, shape=(n, *self.shape))
 
-    def _ordered(self, stored: np.ndarray, numbers: np.ndarray) -> Path:
-        """A file with the rows in another order: what a memory map needs."""
-        name = hashlib.sha256(numbers.tobytes()).hexdigest()[:16]
+    def _ordered(self, stored: np.ndarray, numbers: np.ndarray, digests: Sequence[str]) -> Path:
+        """A file with the rows in another order: what a memory map needs. Its name says the contents, not the rows."""
+        name = hashlib.sha256("".join(digests).encode()).hexdigest()[:32]
         path = self.folder / f"order-{name}.bin"
         if path.exists() and path.stat().st_size == len(numbers) * self.row_bytes:
             return path

@@ -64,6 +64,7 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
         layer_: the name of the layer, or the list of names.
         map_shape_: (C, H, W[, D]).
         places_: the layers, and how their tokens lie.
+        sketch_: 17 numbers that tell what the network gives for fixed inputs, nearly the same on another machine.
         seconds_: what ``transform`` spent waiting for samples, in the network, and reading or writing the cache.
         computed_: how many samples ``transform`` ran through the network; the others were in the cache.
 
@@ -154,11 +155,8 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
             raise TensorDropoutError(f"FeatureMaps: precision is None, 'float32' or 'bfloat16', got {self.precision!r}")
         if self.dtype not in DTYPES:
             raise TensorDropoutError(f"FeatureMaps: dtype is one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if type(self.channel_axis) is not int or self.channel_axis == 0:
-            raise TensorDropoutError(
-                "FeatureMaps: channel_axis is the axis of a map that holds the channels, an integer that is not 0, got "
-                f"{self.channel_axis!r}"
-            )
+        if not isinstance(self.cache, str | os.PathLike | None):
+            raise TensorDropoutError(f"FeatureMaps: cache is a folder, or None, got {self.cache!r}")
         preparation = Preparation(self.size, self.mean, self.std).checked("FeatureMaps")
         return plain_network(self.model, "FeatureMaps"), open_source(X, preparation, "FeatureMaps")
 
@@ -173,7 +171,7 @@ class FeatureMaps(TransformerMixin, BaseEstimator):
             shape = "×".join(map(str, found.map_shape))
             warnings.warn(f"FeatureMaps: picked layer={layer!r}, maps {shape}; name it to choose", stacklevel=3)
         self.layer_, self.places_, self.pool_ = layer, found.places, found.pool
-        self.map_shape_, self.input_shape_ = found.map_shape, tuple(sample.shape)
+        self.map_shape_, self.input_shape_, self.sketch_ = found.map_shape, tuple(sample.shape), found.sketch
         return found
 
     def _store(self, network: nn.Module, source: Source, found: Probe) -> Store | None:

@@ -36,7 +36,10 @@ def fit(
         typer.Option(help="The layer whose maps are used; repeated, their maps are joined.", show_default="by stride"),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="What images are resized to: 224, or 224,320.", show_default="the network's")
+        str | None,
+        typer.Option(
+            help="What images are resized to: 224, or 224,320; volumes: 64, or 64,64,48.", show_default="the network's"
+        ),
     ] = None,
     pool: Annotated[
         str | None, typer.Option(help="A smaller grid to average the maps to: 7, or 7,10.", show_default="none")
@@ -104,7 +107,7 @@ def fit(
             weights=weights,
             arguments=arguments,
             layer=tuple(layer or ()),
-            size=parse_sizes("--size", size, "a size in pixels, such as 224 or 224,320"),
+            size=parse_sizes("--size", size, "a size in pixels, such as 224 or 224,320 (volumes: 64 or 64,64,48)"),
             pool=parse_sizes("--pool", pool, "the grid to average to, such as 7 or 7,10"),
             grid=parse_sizes("--grid", grid, "the grid of the tokens, such as 14,14"),
             channel_axis=channel_axis,

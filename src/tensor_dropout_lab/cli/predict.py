@@ -92,7 +92,7 @@ def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit
         return predict_with_head(fit, given, out, picture=picture, **of_fit)
     named = [f"--{name}" for name, value in of_fit.items() if value is not None]
     if named:
-        raise TensorDropoutError(f"predict: {', '.join(named)} is for the folder of a fit, and {run} is none")
+        raise TensorDropoutError(f"predict: {', '.join(named)} is for the folder of a fit, and {run} has no fit.json")
     from tensor_dropout_lab.file_predictions import predict_files
 
     return predict_files(run, given, out, picture=picture)
