@@ -31,7 +31,7 @@ from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_
 from tensor_dropout.fitting.objective import ExpectedLoss
 from tensor_dropout.progress import Advance
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
-from tensor_dropout.sklearn.search import RIDGE_ALPHAS, SearchMixin, search_in_one_program
+from tensor_dropout.sklearn.search import RIDGE_ALPHAS, Search, SearchMixin, fit_fold, search_in_one_program
 
 QUICK = {"max_iter": 25, "tol": 0.02, "random_state": 0}
 ONE_SETTING = {"thetas": (0.8,), "alphas": (1e-3,), "cv": 3, **QUICK}
@@ -501,6 +501,16 @@ def test_in_batches_it_is_the_same_search_without_flattened_ridge():
         assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
     assert whole.method_ == parts.method_ == "cp"
     assert relative(parts.predict(X), whole.predict(X)) < 1e-3
+
+
+def test_rows_in_batches_are_marked_where_the_features_are():
+    """As on a GPU: what does not say its device is made elsewhere."""
+    x, y = (torch.from_numpy(each) for each in make_data((6, 4), (2,), n=20))
+    weights = torch.linspace(0.5, 2, 20, dtype=torch.float64)
+    shared = Search("regression", 0, 3, 0.1, True, "auto", "bernoulli", 6)
+    for given in (None, weights):
+        with torch.device("meta"):
+            assert fit_fold(x, y, given, (np.arange(12), np.arange(12, 20)), [], shared, one_thread=False) == []
 
 
 # Weights and missing targets.

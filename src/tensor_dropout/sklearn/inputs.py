@@ -76,7 +76,7 @@ def check_features(estimator: Any, X: Any, *, fitting: bool) -> Tensor:
 
 def as_array(values: Any, what: str, name: str) -> np.ndarray:
     """Nested lists, or what else NumPy takes, as an array; masked entries and rows of unequal length are refused."""
-    if np.ma.is_masked(values):
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
         raise TensorDropoutError(
             f"{name}: {int(np.ma.getmaskarray(values).sum())} entries of {what} are masked; fill them, or leave those "
             "rows out"
@@ -128,7 +128,7 @@ def as_targets(name: str, y: Any) -> Tensor:
         raise TensorDropoutError(
             f"{name}: sparse targets are not supported, got a tensor of {y.layout}; call y.to_dense()"
         )
-    if np.ma.is_masked(y):
+    if isinstance(y, np.ma.MaskedArray) and np.ma.is_masked(y):
         y = numeric(y, "y", name)
         y = np.ma.filled(y.astype(np.result_type(y, np.float32)), np.nan)
     if not isinstance(y, Tensor):

@@ -495,7 +495,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         ranks: "auto", or the ranks to try.
         thetas: the keep probabilities to try.
         alphas: "auto", or the weights of the squared norms to try.
-        cv: the number of folds, a splitter, or pairs of row numbers. With ``groups`` no group is on both sides.
+        cv: the number of folds, a splitter, or pairs of row numbers or masks. With ``groups`` no group is on both sides.
         modes: as in :class:`TensorRegressor`.
         law: as in :class:`TensorRegressor`.
         solver: as in :class:`TensorRegressor`.
@@ -518,7 +518,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             The settings for each fold are those that were best in the other folds, so that errors of these predictions
             are not made small by the choice.
         held_out_fold_: (n,), the fold in which a sample was held out; -1 if in none. Of several folds it is the last,
-            and ``held_out_`` the mean of their predictions.
+            and ``held_out_`` the mean of their predictions; ``residuals_`` has a row for each of them.
         layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
 
     Example:
@@ -614,7 +614,7 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         ranks: as in :class:`TensorRegressorCV`.
         thetas: the keep probabilities to try.
         alphas: "auto", or the weights of the squared norms to try.
-        cv: the number of folds, a splitter, or pairs of row numbers.
+        cv: the number of folds, a splitter, or pairs of row numbers or masks.
         modes: as in :class:`TensorClassifier`.
         law: as in :class:`TensorClassifier`.
         solver: as in :class:`TensorClassifier`.
