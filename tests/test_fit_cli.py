@@ -576,6 +576,16 @@ def test_a_place_under_a_file_is_told_at_once(points, tmp_path):
     (tmp_path / "file").write_text("")
     message = fail("fit", *BACKBONE, *points[1], "--images", "nowhere", "--out", tmp_path / "file" / "fit")
     assert f"--out is a folder, and {tmp_path / 'file'} is a file" in message
+    for out in ("file/new", "file/new.csv"):
+        message = fail("predict", "nowhere", "--model", points[0] / "fit", *BACKBONE[:2], "--out", tmp_path / out)
+        assert f"--out is a folder, and {tmp_path / 'file'} is a file" in message
+
+
+def test_results_are_not_written_over_what_they_are_made_of(points, images, tmp_path):
+    assert "overwrite --images" in fail("fit", *BACKBONE, *points[1], "--out", images[0])
+    table = shutil.copy(points[0] / "spots.csv", tmp_path / "predictions.csv")
+    assert "overwrite --targets" in fail("fit", *BACKBONE, *points[1], "--targets", table, "--out", tmp_path)
+    assert list(tmp_path.iterdir()) == [table]
 
 
 def test_bad_usage_is_told_before_anything_is_read():

@@ -24,6 +24,7 @@ from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.data.base import FileReader, PointReader, name_targets
 from tensor_dropout_lab.explanation import explain
 from tensor_dropout_lab.figures import require_matplotlib
+from tensor_dropout_lab.fitted_head import check_folder
 from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.runs import data_options, read_finished_run
 
@@ -309,6 +310,7 @@ def is_table_file(out: Path) -> bool:
     """
     if out.suffix != ".csv" and out.exists() and not out.is_dir():
         raise TensorDropoutError(f"predict: --out is a folder or a .csv file, and {out} is another file")
+    check_folder(out.parent if out.suffix == ".csv" else out, "predict")
     return out.suffix == ".csv"
 
 

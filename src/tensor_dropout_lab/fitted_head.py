@@ -34,7 +34,7 @@ KEYS = ("task", "columns", "points", "units", "backbone", "maps")
 """What a record needs beside its version and the head's hash."""
 MAP_SETTINGS = ("layer", "size", "mean", "std", "pool", "grid", "channel_axis")
 """The settings of ``FeatureMaps`` that are kept."""
-LIKE = 0.05
+LIKE = 0.1
 """How far what a network gives for fixed inputs may be from what it gave: more than the rounding of a GPU."""
 
 
@@ -115,7 +115,7 @@ class FittedHead:
     def _gave(self, sketch: tuple[float, ...]) -> bool:
         """Whether the network gave the same for fixed inputs when the head was fitted, as far as is known."""
         length, *projections = sketch
-        known, *others = self.record["maps"].get("sketch", sketch)  # which folders before version 1.1 lack
+        known, *others = self.record["maps"].get("sketch", sketch)  # older folders do not say it
         return math.isclose(length, known, rel_tol=LIKE) and bool(np.allclose(projections, others, rtol=0, atol=LIKE))
 
 
@@ -214,6 +214,18 @@ def hash_file(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def check_folder(folder: Path, command: str) -> None:
+    """Refuse at once what would only show when results are written.
+
+    Raises:
+        TensorDropoutError: if there can be no such folder.
+    """
+    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        what = "may not be written to" if place.is_dir() else "is a file"
+        raise TensorDropoutError(f"{command}: --out is a folder, and {place} {what}; name another")
+
+
 @contextmanager
 def new_results(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
     """A hidden folder to write results to; they move into ``folder`` when the block ends without an error.
@@ -229,7 +241,7 @@ def new_results(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[
     staging.mkdir()
     try:
         yield staging
-        for name in stale:
+        for name in stale if (folder / last).exists() else ():
             (folder / name).unlink(missing_ok=True)
         for path in sorted(staging.iterdir(), key=lambda path: path.name == last):
             os.replace(path, folder / path.name)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.backbones import Backbone
 from tensor_dropout_lab.evaluation.held_out import mean_distances, summarize, write_table
 from tensor_dropout_lab.fitted_head import HEAD, MAP_SETTINGS, RECORD, VERSION, hash_file, new_results
@@ -50,6 +51,7 @@ def fit_head(options: FitOptions, say: Say) -> list[Path]:
         TensorDropoutError: for what cannot be used; nothing is written then.
     """
     check_options(options)
+    _keep_inputs(options)
     with _saying_warnings(say):
         examples = read_examples(options)
         say(examples.describe())
@@ -74,6 +76,15 @@ def fit_head(options: FitOptions, say: Say) -> list[Path]:
         _write_results(staging, options, examples, fitted, record, table)
         names = sorted(path.name for path in staging.iterdir())
     return [options.folder / name for name in names]
+
+
+def _keep_inputs(options: FitOptions) -> None:
+    """Refuse to write over what the fit is made of, or among its images."""
+    folder = options.folder.resolve()
+    taken = {folder, *(folder / name for name in (HEAD, RECORD, REPORT, PREDICTIONS))}
+    for option, given in (("images", options.images), ("targets", options.targets), ("weights", options.weights)):
+        if given is not None and given.expanduser().resolve() in taken:
+            raise TensorDropoutError(f"fit: the results would overwrite --{option} {given}, or mix with it; set --out")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ cross-validation. Every method is judged on images that it had not seen, its set
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from tensor_dropout_lab.evaluation.held_out import (
     predict_by_fold,
 )
 from tensor_dropout_lab.figures import require_matplotlib
-from tensor_dropout_lab.fitted_head import scale_points
+from tensor_dropout_lab.fitted_head import check_folder, scale_points
 
 if TYPE_CHECKING:
     from tensor_dropout.sklearn import FeatureMaps
@@ -172,10 +171,7 @@ def check_options(options: FitOptions) -> None:
     require_matplotlib()
     if options.weights is not None and not options.weights.expanduser().is_file():
         raise TensorDropoutError(f"fit: there is no file {options.weights} of weights; correct --weights")
-    place = next(each for each in (options.folder, *options.folder.absolute().parents) if each.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        what = "may not be written to" if place.is_dir() else "is a file"
-        raise TensorDropoutError(f"fit: --out is a folder, and {place} {what}; name another")
+    check_folder(options.folder, "fit")
 
 
 def read_examples(options: FitOptions) -> Examples:

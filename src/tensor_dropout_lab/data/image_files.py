@@ -92,6 +92,10 @@ class ImageFiles:
         except OSError as error:
             raise TensorDropoutError(f"{self.where}: {self.names[number]} cannot be read ({error})") from error
 
+    def _open(self, number: int) -> BinaryIO:
+        """Of a folder, the file itself: of many, only the header is wanted."""
+        return (self.where / self.names[number]).open("rb") if self.content is None else io.BytesIO(self.read(number))
+
     def decode(self, number: int) -> Image:
         """A picture as 8-bit RGB, upright.
 
@@ -143,9 +147,9 @@ class ImageFiles:
         Raises:
             TensorDropoutError: if it raises any exception, as decoders do on damaged files.
         """
-        data = self.read(number)
         try:
-            return decode(io.BytesIO(data))
+            with self._open(number) as stream:
+                return decode(stream)
         except Exception as error:
             raise TensorDropoutError(
                 f"{self.where}: {self.names[number]} cannot be read ({describe_failure(error)}); replace it, or delete "
@@ -167,7 +171,8 @@ class ImageFiles:
 
         def try_one(number: int) -> Result | None:
             try:
-                return decode(number, io.BytesIO(self.read(number)))
+                with self._open(number) as stream:
+                    return decode(number, stream)
             except Exception as error:  # decoders raise anything on damaged files
                 errors[self.names[number]] = describe_failure(error)
                 return None
