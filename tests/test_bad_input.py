@@ -144,8 +144,8 @@ def test_bad_rank_tuple(format, rank, message):
 # Other settings of a layer.
 
 BAD_SETTINGS = [
-    ("init", "zeros", ("init is 'pool' or 'normal', got 'zeros'",)),
-    ("init", None, ("init is 'pool' or 'normal', got None",)),
+    ("init", "zeros", ("init is one of pool, smooth, normal, got 'zeros'",)),
+    ("init", None, ("init is one of pool, smooth, normal, got None",)),
     ("dtype", torch.int64, ("dtype must be a floating-point type, got torch.int64",)),
     ("dtype", torch.bool, ("dtype must be a floating-point type, got torch.bool",)),
     ("dtype", torch.complex64, ("dtype must be a floating-point type, got torch.complex64",)),
@@ -171,7 +171,7 @@ def test_bad_settings(format, name, value, message):
 # Settings of the dropout.
 
 THETA = "theta is the KEEP probability, a number in (0, 1]"
-MODES = "modes is 'all', 'outer' or distinct mode numbers"
+MODES = "modes is 'all', 'outer', 'auto' or distinct mode numbers"
 BAD_DROPOUTS = [
     ("theta", 0, (THETA, "got 0;", "theta=1 means no dropout")),
     ("theta", 0.0, (THETA, "got 0.0")),

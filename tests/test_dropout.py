@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import tensor_dropout as td
-from layers_under_test import every_format, make_input, make_layer
+from layers_under_test import FORMATS, every_format, make_input, make_layer
 
 LIKE = torch.zeros(1)
 THETA = torch.tensor(0.9)  # 0.9 in float32; bf16 would make it 0.8984
@@ -48,6 +49,27 @@ def test_modes_are_axes_of_the_weight_for_tucker_and_bond_numbers_for_tt():
     assert make_layer("cp").dropped_axes == make_layer("cp", modes="outer").dropped_axes == (0,)
     assert make_layer("tt", modes="outer").dropped_axes == (0, 2)
     assert make_layer("cp", theta=None).dropped_axes == ()
+
+
+@pytest.mark.parametrize(
+    ("format", "rank", "axes"),
+    [
+        ("tucker", (5, 3, 3, 4), (0,)),
+        ("tucker", (2, 3, 1, 4), (1,)),  # not the outputs, which have the largest
+        ("tucker", (1, 1, 1, 4), ()),
+        ("tt", (2, 4, 4), (1,)),
+        ("tt", (2, 3, 4), (2,)),  # the bond in front of the outputs touches the inputs, too
+        ("ring", (1, 2, 3, 2), (2,)),
+        ("cp", 6, (0,)),
+    ],
+)
+def test_auto_drops_the_largest_rank_of_the_inputs(format, rank, axes):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one has nothing to drop
+        layer = FORMATS[format]((6, 4, 4), 5, rank, dropout=td.TensorDropout(0.5, modes="auto"))
+    assert layer.dropped_axes == axes
+    masks = layer.dropout(layer._ranks, layer.dropped_axes, 2, next(layer.parameters()))
+    assert [k for k, mask in enumerate(masks) if mask is not None] == list(axes)
 
 
 def test_only_the_dropped_axes_get_a_mask():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
 from layers_under_test import FORMATS, every_format
+from tensor_dropout.layers.initialize import Init
 
 INITIALISATIONS = 100
 TUCKER, TT, CP, RING = "tucker", "tt", "cp", "ring"
@@ -74,7 +77,7 @@ def ratio_to_pooled_linear(format, shape, outputs, rank, init, x):
     return (output_std(layer, x) / output_std(linear, pooled)).item()
 
 
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 @pytest.mark.parametrize(("format", "shape", "outputs", "rank"), CASES)
 def test_output_std_is_that_of_the_pooled_linear(format, shape, outputs, rank, init):
     x = white_noise(shape)
@@ -100,7 +103,7 @@ def test_pool_init_is_average_pooling(format, shape, outputs, rank):
 
 
 @every_format
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 def test_bias_is_drawn_like_that_of_the_pooled_linear(format, init):
     layer = FORMATS[format]((25, 3, 3), 4000, 2, init=init)
     bound = 1 / 25**0.5
@@ -110,7 +113,7 @@ def test_bias_is_drawn_like_that_of_the_pooled_linear(format, init):
 
 
 @every_format
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 @pytest.mark.parametrize("rank", [1, 2, "full"])
 def test_the_weight_has_the_norm_of_a_pooled_linear(format, init, rank):
     """``‖W‖² = O / (3·H·W)``, on average; exactly where the factors are orthonormal."""
@@ -121,7 +124,7 @@ def test_the_weight_has_the_norm_of_a_pooled_linear(format, init, rank):
         squares.append(layer.dense_weight().square().sum())
     target = 5 / (3 * 4 * 2)
     assert torch.stack(squares).mean().item() == pytest.approx(target, rel=0.2)
-    if format == TT or (format == TUCKER and init == "pool"):
+    if format == TT or (format == TUCKER and init != "normal"):
         torch.testing.assert_close(torch.stack(squares), torch.full((INITIALISATIONS,), target))
 
 
@@ -167,7 +170,7 @@ def test_more_channels_or_outputs_start_with_the_columns_of_average_pooling():
 
 
 @every_format
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_every_dtype_can_be_initialised(format, init, dtype):
     layer = FORMATS[format]((6, 4, 4), 5, 3, init=init, dtype=dtype)
@@ -177,7 +180,7 @@ def test_every_dtype_can_be_initialised(format, init, dtype):
 
 
 @every_format
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 @pytest.mark.parametrize("default", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_a_layer_can_be_made_under_any_default_dtype(format, init, default):
     before = torch.get_default_dtype()
@@ -192,7 +195,7 @@ def test_a_layer_can_be_made_under_any_default_dtype(format, init, default):
 
 
 @every_format
-@pytest.mark.parametrize("init", ["pool", "normal"])
+@pytest.mark.parametrize("init", get_args(Init))
 def test_equal_seeds_make_equal_layers_and_a_reset_makes_another(format, init):
     layers = []
     for _ in range(2):
@@ -203,3 +206,23 @@ def test_equal_seeds_make_equal_layers_and_a_reset_makes_another(format, init):
     before = layers[0].dense_weight().clone()
     layers[0].reset_parameters()
     assert not torch.allclose(layers[0].dense_weight(), before)
+
+
+@pytest.mark.parametrize("shape", [(6, 7), (4, 5, 7), (3, 4, 2, 1)])
+def test_smooth_columns_of_cp_are_pooling_and_low_waves(shape):
+    layer = FORMATS[CP](shape, 3, 6, init="smooth")
+    for size, factor in zip(shape[1:], list(layer.factors)[1:], strict=False):
+        columns = factor.detach() / factor.detach().norm(dim=0)
+        spectrum = torch.fft.rfft(torch.cat([columns, columns.flip(0)]), dim=0).abs()
+        assert (spectrum[3:] < 1e-4).all()  # a cosine of half a wave and of one
+        torch.testing.assert_close(columns.sum(0) / size**0.5, torch.full((6,), 0.5**0.5 if size > 1 else 1.0))
+        assert size < 3 or torch.pdist(columns.T).min() > 1e-3
+
+
+def test_smooth_is_pooling_for_formats_that_leave_it_by_themselves():
+    for format in (TUCKER, TT, RING):
+        weights = []
+        for init in ("pool", "smooth"):
+            torch.manual_seed(0)
+            weights.append(FORMATS[format]((5, 4, 4), 3, 2, init=init).dense_weight())
+        assert torch.equal(*weights)

@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from tensor_dropout.layers.decomposition import Decomposition, Ranks, left_singular, numerical_rank, unfold
 from tensor_dropout.layers.dropout import Masks
-from tensor_dropout.layers.initialize import fill_orthonormal_, fill_pooling_parts_, random_directions, target_norm
+from tensor_dropout.layers.initialize import (
+    fill_bent_,
+    fill_orthonormal_,
+    fill_pooling_parts_,
+    random_directions,
+    target_norm,
+)
 from tensor_dropout.layers.moments import ExactMoments, MaskMoments, cp_moments
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -31,7 +37,8 @@ class CPRegression(TensorRegression):
         dropout: a :class:`TensorDropout`; a number θ is short for ``TensorDropout(θ)``.
         bias: whether to add a bias of ``output_shape``.
         init: "pool": spatial columns start as average pooling, with one channel and one output as R different parts
-            of it; "normal": Gaussian. Either way the output has the variance of pooling + nn.Linear.
+            of it; "smooth": each of them bent by a wave of low frequency, so that the ranks soon look at different
+            places; "normal": Gaussian. Each way the output has the variance of pooling + nn.Linear.
         device: where the parameters live.
         dtype: their type.
 
@@ -66,7 +73,7 @@ class CPRegression(TensorRegression):
         self.factors = nn.ParameterList(torch.empty(size, self.rank, **factory) for size in self.weight_shape)
 
     def _fill(self) -> None:
-        if self.init == "pool" and self.rank > 1 and self.input_shape[0] * prod(self.output_shape) == 1:
+        if self.init != "normal" and self.rank > 1 and self.input_shape[0] * prod(self.output_shape) == 1:
             self._fill_parts()
             return
         # With columns of unit length in random directions the squared norms of the R terms add up to ‖W‖².
@@ -75,10 +82,12 @@ class CPRegression(TensorRegression):
         for mode, factor in enumerate(self.factors):
             if self.init == "normal":
                 factor.copy_(random_directions(factor))
-            elif mode in space:
-                factor.fill_(factor.shape[0] ** -0.5)
-            else:
+            elif mode not in space:
                 fill_orthonormal_(factor)
+            elif self.init == "smooth":
+                fill_bent_(factor)
+            else:
+                factor.fill_(factor.shape[0] ** -0.5)
             factor.mul_(each)
 
     def _fill_parts(self) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.laws import ExchangeableLaw, Law, law_name, resolve_law
 
-Modes = Literal["all", "outer"] | Sequence[int]
+Modes = Literal["all", "outer", "auto"] | Sequence[int]
 Masks = list[Tensor | None]
 """One entry per rank axis: None (not masked), ``(R,)`` for the whole batch, or ``(B, R)`` for each sample."""
 
@@ -31,8 +31,9 @@ class TensorDropout(nn.Module):
             that implements :class:`td.Law`.
         modes: which modes are dropped: "all" (those of rank above 1; the paper's), "outer" (the first and the last of
             them all, if of rank above 1: channels and outputs where x is (B, C, *space) and there is one output mode,
-            not the few spatial ranks), or a sequence of axes of ``layer.dense_weight()``; for TT, bond numbers 1..N.
-            CP has one mask for all modes.
+            not the few spatial ranks), "auto" (the largest rank of the inputs alone: of feature maps that of the
+            channels), or a sequence of axes of ``layer.dense_weight()``; for TT, bond numbers 1..N. CP has one mask for
+            all modes.
         per_sample: draw one mask for each sample instead of one for the whole batch (the paper's).
         scaling: "inverted" multiplies by ``c / E[c]``, so that the mean weight is W and test time changes nothing;
             "paper" multiplies by ``c`` in training and by ``E[c]`` at test time.
@@ -89,18 +90,23 @@ class TensorDropout(nn.Module):
         """Whether the next forward draws masks (training, or ``at_test="sample"``)."""
         return self.training or self.at_test == "sample"
 
-    def dropped_axes(self, ranks: Sequence[int], mode_numbers: Sequence[int]) -> tuple[int, ...]:
+    def dropped_axes(
+        self, ranks: Sequence[int], mode_numbers: Sequence[int], largest_input: int = 0
+    ) -> tuple[int, ...]:
         """Positions in ``ranks`` of the axes that are dropped.
 
         Args:
             ranks: the sizes of the layer's rank axes.
             mode_numbers: what the user calls each of them; empty if the layer has a single shared rank (CP).
+            largest_input: the position of the largest rank of the inputs: what "auto" drops.
 
         Raises:
             TensorDropoutError: if ``modes`` names an axis that the layer lacks, or ``min_rank`` exceeds a rank.
         """
         if isinstance(self.modes, str):
-            named = (0, len(ranks) - 1) if self.modes == "outer" else range(len(ranks))
+            named: Sequence[int] = {"outer": (0, len(ranks) - 1), "auto": (largest_input,)}.get(
+                self.modes, range(len(ranks))
+            )
             axes = tuple(k for k, rank in enumerate(ranks) if rank > 1 and k in named)
         elif not mode_numbers:
             raise TensorDropoutError(
@@ -260,12 +266,14 @@ def check_theta(theta: Any) -> float:
     return float(theta)
 
 
-def _check_modes(modes: Any) -> Literal["all", "outer"] | tuple[int, ...]:
-    if isinstance(modes, str) and modes in ("all", "outer"):
-        return "all" if modes == "all" else "outer"
+def _check_modes(modes: Any) -> Literal["all", "outer", "auto"] | tuple[int, ...]:
+    if isinstance(modes, str) and modes in ("all", "outer", "auto"):
+        return modes  # type: ignore[return-value]
     numbers = isinstance(modes, Sequence) and all(type(mode) is int for mode in modes)
     if not numbers or len(modes) == 0 or len(set(modes)) != len(modes) or isinstance(modes, str):
-        raise TensorDropoutError(f"TensorDropout: modes is 'all', 'outer' or distinct mode numbers, got {modes!r}")
+        raise TensorDropoutError(
+            f"TensorDropout: modes is 'all', 'outer', 'auto' or distinct mode numbers, got {modes!r}"
+        )
     return tuple(modes)
 
 

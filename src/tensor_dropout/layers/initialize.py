@@ -11,9 +11,15 @@ from __future__ import annotations
 
 import math
 from math import prod
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Init = Literal["pool", "smooth", "normal"]
+"""How a layer starts."""
+WAVES, BEND = 2, 1.0
+"""Of ``init="smooth"``: how many frequencies, and the length of the wave beside that of the pooling."""
 
 
 def target_norm(input_shape: tuple[int, ...], output_shape: tuple[int, ...]) -> float:
@@ -49,6 +55,19 @@ def fill_pooling_parts_(matrix: Tensor) -> None:
     parts -= parts.mean(1, keepdim=True)
     length = parts.norm().clamp(min=torch.finfo(parts.dtype).tiny)  # 0 where the size is 1: nothing is orthogonal
     matrix.copy_(size**-0.5 + parts * (rank**0.5 / length))
+
+
+def fill_bent_(matrix: Tensor) -> None:
+    """Fill (size, R) with columns of unit length: average pooling, and a random wave of low frequency as long."""
+    size, rank = matrix.shape
+    places = torch.arange(size, device=matrix.device, dtype=torch.float32) + 0.5
+    waves = [torch.cos(math.pi * k / size * places) for k in range(1, min(WAVES, size - 1) + 1)]
+    columns = torch.ones(size, rank, device=matrix.device, dtype=torch.float32)
+    if waves:
+        basis = torch.nn.functional.normalize(torch.stack(waves, 1), dim=0)  # orthogonal to each other and to pooling
+        parts = random_directions(torch.empty(len(waves), rank, device=matrix.device))
+        columns = size**-0.5 + BEND * basis @ parts
+    matrix.copy_(torch.nn.functional.normalize(columns, dim=0))
 
 
 def fill_pooling_(matrix: Tensor) -> None:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.kernels.dispatch import fused_head
 from tensor_dropout.layers.contraction import apply_weight, contract
 from tensor_dropout.layers.dropout import Masks, Modes, TensorDropout, as_dropout
-from tensor_dropout.layers.initialize import bias_bound
+from tensor_dropout.layers.initialize import Init, bias_bound
 from tensor_dropout.layers.moments import (
     ExactMoments,
     MaskMoments,
@@ -44,7 +44,9 @@ class TensorRegression(nn.Module, ABC):
         rank: exact ranks, a float in (0, 1] (the fraction of the dense parameter count), or "full".
         dropout: a :class:`TensorDropout`; a number θ is short for ``TensorDropout(θ)``; None is the plain layer.
         bias: whether to add a bias of ``output_shape``.
-        init: "pool" starts as average pooling + ``nn.Linear``; "normal" with Gaussian factors.
+        init: "pool" starts as average pooling + ``nn.Linear``; "smooth" near it, where "pool" would hold equal columns
+            together (CP; other formats leave pooling by themselves, and take it for "pool"); "normal" with Gaussian
+            factors.
         device: where the parameters live.
         dtype: their type.
     """
@@ -73,7 +75,7 @@ class TensorRegression(nn.Module, ABC):
         *,
         dropout: TensorDropout | float | None = None,
         bias: bool = True,
-        init: Literal["pool", "normal"] = "pool",
+        init: Init = "pool",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -83,8 +85,8 @@ class TensorRegression(nn.Module, ABC):
         self.output_shape = resolve_shape(output_shape, "output_shape", where)
         if len(self.weight_shape) > MAX_MODES:
             raise TensorDropoutError(f"{where}: at most {MAX_MODES} modes in all, got {self.weight_shape}")
-        if init not in ("pool", "normal"):
-            raise TensorDropoutError(f"{where}: init is 'pool' or 'normal', got {init!r}")
+        if init not in get_args(Init):
+            raise TensorDropoutError(f"{where}: init is one of {', '.join(get_args(Init))}, got {init!r}")
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise TensorDropoutError(f"{where}: dtype must be a floating-point type, got {dtype}")
         self.init = init
@@ -244,7 +246,16 @@ class TensorRegression(nn.Module, ABC):
         """Which of the rank axes the dropout masks."""
         if self.dropout is None:
             return ()
-        return self.dropout.dropped_axes(self._ranks, self.mode_numbers)
+        return self.dropout.dropped_axes(self._ranks, self.mode_numbers, self.largest_input_axis)
+
+    @property
+    def largest_input_axis(self) -> int:
+        """The largest of the rank axes that the inputs have: of feature maps that of the channels.
+
+        Of bonds it is one that touches an input, the one in front of the outputs among them.
+        """
+        of_inputs = self._ranks[: len(self.input_shape)]
+        return of_inputs.index(max(of_inputs))
 
     def set_center(self, center: Tensor | None) -> None:
         """Subtract a number from each channel of x (the first input mode) before anything else.

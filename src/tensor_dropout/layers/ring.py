@@ -96,13 +96,13 @@ class TensorRingRegression(TensorRegression):
         for mode, core in enumerate(self.cores):
             filled = torch.randn(core.shape, device=core.device, dtype=torch.float32)
             filled = nn.functional.normalize(filled, dim=1)
-            if self.init == "pool" and 0 < mode < n_in:
+            if self.init != "normal" and 0 < mode < n_in:
                 filled = orthonormal_core(filled, pool=True)
-            elif self.init == "pool" and mode == n_in:
+            elif self.init != "normal" and mode == n_in:
                 filled[pooled:] = 0.0
             cores.append(filled)
         terms = prod(self._ranks)
-        if self.init == "pool":
+        if self.init != "normal":
             terms = self._ranks[0] * pooled * prod(self._ranks[n_in + 1 :])
         scale = target_norm(self.input_shape, self.output_shape) / terms**0.5
         for core, filled in zip(self.cores, cores, strict=True):

@@ -77,9 +77,9 @@ class TTRegression(TensorRegression):
         cores = []
         for mode, core in enumerate(self.cores):
             filled = torch.randn(core.shape, device=core.device, dtype=torch.float32)
-            if self.init == "pool" and mode < len(self.input_shape):
+            if self.init != "normal" and mode < len(self.input_shape):
                 filled = orthonormal_core(filled, pool=mode > 0)
-            elif self.init == "pool" and mode == len(self.input_shape):
+            elif self.init != "normal" and mode == len(self.input_shape):
                 filled[pooled:] = 0.0
             cores.append(filled)
         scale = target_norm(self.input_shape, self.output_shape) / _train_norm(cores)

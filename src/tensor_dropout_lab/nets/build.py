@@ -12,6 +12,7 @@ from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import Modes
+from tensor_dropout.layers.initialize import Init
 from tensor_dropout.layers.laws import Law, law_name
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.network_builders import FIRST_BUILDER, register_network
@@ -40,7 +41,7 @@ def build_net(
     scaling: Literal["inverted", "paper"] = "inverted",
     min_rank: int = 0,
     drop_rate: float = 0.5,
-    init: Literal["pool", "normal"] = "pool",
+    init: Init = "pool",
 ) -> Network:
     """Make a network of that name for inputs of that shape, with a head of that name.
 
@@ -65,7 +66,7 @@ def build_net(
         scaling: "inverted" or "paper".
         min_rank: how many ranks survive every draw.
         drop_rate: of ``fc+dropout``: the DROP probability.
-        init: of a tensor head: "pool" or "normal".
+        init: of a tensor head: "pool", "smooth" or "normal".
 
     Raises:
         TensorDropoutError: if a name is unknown, or a shape or setting does not fit.

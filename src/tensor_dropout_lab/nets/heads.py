@@ -15,6 +15,7 @@ from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.dropout import Masks, Modes, TensorDropout, check_theta
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.head_outputs import count_parameters
+from tensor_dropout.layers.initialize import Init
 from tensor_dropout.layers.laws import Law
 from tensor_dropout.layers.moments import ExactMoments, Moments, SampledMoments
 from tensor_dropout.layers.ranks import Rank, resolve_shape
@@ -42,7 +43,7 @@ def build_head(
     scaling: Literal["inverted", "paper"] = "inverted",
     min_rank: int = 0,
     drop_rate: float = 0.5,
-    init: Literal["pool", "normal"] = "pool",
+    init: Init = "pool",
 ) -> nn.Module:
     """Make the head of that name.
 
@@ -64,7 +65,7 @@ def build_head(
         scaling: "inverted" or "paper".
         min_rank: how many ranks survive every draw.
         drop_rate: of ``fc+dropout``: the DROP probability, as in ``nn.Dropout``.
-        init: of a tensor head: "pool" or "normal".
+        init: of a tensor head: "pool", "smooth" or "normal".
 
     Returns:
         The tensor layer itself, or ``nn.Sequential`` of pooling and ``nn.Linear``.
@@ -137,7 +138,7 @@ class WeightDropoutTucker(TuckerRegression):
         *,
         theta: float,
         bias: bool = True,
-        init: Literal["pool", "normal"] = "pool",
+        init: Init = "pool",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

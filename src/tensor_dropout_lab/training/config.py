@@ -74,12 +74,12 @@ class NetConfig(Section):
     rank: int | float | list[int] | Literal["full"] | None = None
     theta: float | None = None
     law: str | None = None
-    modes: Literal["all", "outer"] | list[int] | None = None
+    modes: Literal["all", "outer", "auto"] | list[int] | None = None
     per_sample: bool | None = None
     scaling: Literal["inverted", "paper"] | None = None
     min_rank: int | None = None
     drop_rate: float | None = None
-    init: Literal["pool", "normal"] | None = None
+    init: Literal["pool", "smooth", "normal"] | None = None
     options: dict[str, Any] = Field(default_factory=dict)  # of the function that makes a network of others
 
     def settings(self) -> dict[str, Any]:
