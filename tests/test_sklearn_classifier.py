@@ -204,6 +204,7 @@ BAD_CLASSES = {
     "words and numbers": (MIXED, "y mixes int, str; give all classes names, or all numbers"),
     "two columns": (np.stack([Y, Y], 1), "y should be a 1d array"),
     "sparse": (scipy.sparse.csr_matrix(Y[:, None]), r"sparse targets are not supported.*call y\.toarray\(\)"),
+    "sparse in torch": (torch.from_numpy(Y).to_sparse(), r"sparse targets are not supported.*call y\.to_dense\(\)"),
     "ragged": ([[1, 2], [3]] * 6, "its rows of equal shape"),
 }
 BAD_SETTINGS = {

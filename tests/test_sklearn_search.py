@@ -439,7 +439,7 @@ def test_two_processes_find_what_one_does():
     assert relative(two.predict(X), one.predict(X)) < 1e-6
 
 
-@pytest.mark.parametrize("kind", ["regression", "missing targets", "classification"])
+@pytest.mark.parametrize("kind", ["regression", "missing targets", "several modes", "a table", "classification"])
 def test_one_program_finds_what_single_fits_do(kind, monkeypatch):
     """What runs on a GPU, here on a CPU: the same numbers to rounding, which the iterations carry on."""
     X, y = make_data((6, 4), (2,), n=40, dtype=np.float64, noise=1.0)
@@ -448,6 +448,10 @@ def test_one_program_finds_what_single_fits_do(kind, monkeypatch):
         X, y = make_classes((6, 4), 2, n=40, dtype=np.float64)
     elif kind == "missing targets":
         y[::5, 1] = np.nan
+    elif kind == "several modes":
+        y = y[:, :, None] * np.array([1.0, 1e3])
+    elif kind == "a table":
+        X, y = X[:, :, 0] * np.logspace(-3, 3, 6), y + 1e8
     weights = np.linspace(0.5, 2, 40)
     single = search(X, y, weights, **settings)
     programs = []

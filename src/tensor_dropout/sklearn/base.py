@@ -93,12 +93,17 @@ class TensorEstimator(BaseEstimator):
         if self.device is not None:
             try:
                 device = torch.device(self.device)
-                torch.empty(1, device=device).tolist()  # on "meta" there are no numbers
-                return device
-            except (RuntimeError, AssertionError, TypeError, ValueError) as error:
+                torch.empty(0, device=device)
+                reason = "it holds no numbers" if device.type == "meta" else ""
+            except TypeError:
+                reason = 'a device is a name, such as "cuda"'
+            except (RuntimeError, AssertionError) as error:
+                reason = str(error).splitlines()[0]
+            if reason:
                 raise TensorDropoutError(
-                    f"{type(self).__name__}: device={self.device!r} cannot be used here ({str(error).splitlines()[0]})"
-                ) from None
+                    f"{type(self).__name__}: device={self.device!r} cannot be used here ({reason})"
+                )
+            return device
         return X.device if isinstance(X, Tensor) else torch.device("cpu")
 
     def _channels_first(self, x: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.sparse
 import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
@@ -16,7 +15,7 @@ from torch import Tensor
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing
-from tensor_dropout.sklearn.inputs import as_array, check_labels, check_weights
+from tensor_dropout.sklearn.inputs import as_array, check_labels, check_weights, refuse_sparse
 
 
 class ClassificationMixin(ClassifierMixin):
@@ -59,10 +58,7 @@ class ClassificationMixin(ClassifierMixin):
         name = type(self).__name__
         if y is None:
             raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
-        if scipy.sparse.issparse(y):
-            raise TensorDropoutError(
-                f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()"
-            )
+        refuse_sparse(name, y)
         values = column_or_1d(y.cpu().numpy() if isinstance(y, Tensor) else as_array(y, "y", name), warn=True)
         if len(values) != n:
             raise TensorDropoutError(

@@ -118,16 +118,21 @@ def as_tensor(array: Any) -> Tensor:
         return torch.from_numpy(array)
 
 
-def as_targets(name: str, y: Any) -> Tensor:
-    """Numbers as a tensor; NaN where an array is masked."""
-    if y is None:
-        raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
+def refuse_sparse(name: str, y: Any) -> None:
+    """Sparse targets, of SciPy or of PyTorch."""
     if scipy.sparse.issparse(y):
         raise TensorDropoutError(f"{name}: sparse targets are not supported, got {type(y).__name__}; call y.toarray()")
     if isinstance(y, Tensor) and y.layout != torch.strided:
         raise TensorDropoutError(
             f"{name}: sparse targets are not supported, got a tensor of {y.layout}; call y.to_dense()"
         )
+
+
+def as_targets(name: str, y: Any) -> Tensor:
+    """Numbers as a tensor; NaN where an array is masked."""
+    if y is None:
+        raise TensorDropoutError(f"{name} requires y to be passed, but the target y is None")
+    refuse_sparse(name, y)
     if isinstance(y, np.ma.MaskedArray) and np.ma.is_masked(y):
         y = numeric(y, "y", name)
         y = np.ma.filled(y.astype(np.result_type(y, np.float32)), np.nan)

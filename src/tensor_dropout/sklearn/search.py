@@ -495,7 +495,8 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
         ranks: "auto", or the ranks to try.
         thetas: the keep probabilities to try.
         alphas: "auto", or the weights of the squared norms to try.
-        cv: the number of folds, a splitter, or pairs of row numbers or masks. With ``groups`` no group is on both sides.
+        cv: the number of folds, a splitter, or pairs of row numbers or masks. With ``groups`` no group is on both
+            sides.
         modes: as in :class:`TensorRegressor`.
         law: as in :class:`TensorRegressor`.
         solver: as in :class:`TensorRegressor`.
