@@ -166,8 +166,10 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
 
     def _warn_of_scales(self, y: Tensor) -> None:
         """Where an output hardly counts beside the others, since no scales of the output modes make them alike."""
+        if y.ndim == 2:
+            return
         left = target_scale(y, y.new_full((len(y),), 1 / len(y))).left.nan_to_num(nan=1.0)
-        if y.ndim > 2 and float(left.min()) < HARDLY:
+        if float(left.min()) < HARDLY:
             place = ", ".join(str(int(k)) for k in torch.unravel_index(left.argmin(), left.shape))
             warnings.warn(
                 f"{type(self).__name__}: scaled by its modes y[:, {place}] has a std of {float(left.min()):.1g} where "
