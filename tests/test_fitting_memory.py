@@ -124,8 +124,8 @@ def test_a_fit_stays_within_its_bound(case, small_blocks):
     [
         "cp",
         "tt",
-        pytest.param("tucker, classes", marks=pytest.mark.xfail(strict=True, reason="a function that names itself")),
-        pytest.param("ring", marks=pytest.mark.xfail(strict=True, reason="a function that names itself")),
+        "tucker, classes",
+        "ring",
     ],
 )
 def test_no_cycle_of_references_keeps_what_a_fit_made(case):

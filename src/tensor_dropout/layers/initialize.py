@@ -18,7 +18,7 @@ from torch import Tensor
 
 Init = Literal["pool", "smooth", "normal"]
 """How a layer starts."""
-WAVES, BEND = 2, 1.0
+WAVES, BEND = 2, 2.0
 """Of ``init="smooth"``: how many frequencies, and the length of the wave beside that of the pooling."""
 
 
@@ -58,7 +58,7 @@ def fill_pooling_parts_(matrix: Tensor) -> None:
 
 
 def fill_bent_(matrix: Tensor) -> None:
-    """Fill (size, R) with columns of unit length: average pooling, and a random wave of low frequency as long."""
+    """Fill (size, R) with columns of unit length: average pooling, and a random wave of low frequency twice as long."""
     size, rank = matrix.shape
     places = torch.arange(size, device=matrix.device, dtype=torch.float32) + 0.5
     waves = [torch.cos(math.pi * k / size * places) for k in range(1, min(WAVES, size - 1) + 1)]

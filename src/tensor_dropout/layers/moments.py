@@ -254,18 +254,25 @@ def tucker_moments(
 def _tucker_by_modes(
     P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments, covariance: bool
 ) -> Tensor:
-    def recurse(z: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """E[f²] and Var[f] over the masks from mode n on; z: (B, rows, R_n, .., Q), rows squared and summed."""
-        if n == len(masks):
-            return read_out(z, V, out, covariance=covariance)
-        return over_mask(
-            masks[n],
-            lambda: recurse(z.sum(2), n + 1),
-            lambda: recurse(z.flatten(1, 2), n + 1),
-            lambda weights: recurse(torch.einsum("jr,bkr...->bkj...", weights, z).flatten(1, 2), n + 1),
-        )
+    def read_out_last(z: Tensor) -> Pair:
+        return read_out(z, V, out, covariance=covariance)
 
-    return recurse((P.unsqueeze(-1) * core).unsqueeze(1), 0)[1]
+    return _over_modes((P.unsqueeze(-1) * core).unsqueeze(1), masks, read_out_last)[1]
+
+
+def _over_modes(z: Tensor, masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]) -> Pair:
+    """E[f²] and Var[f] over these masks and the last; z: (B, rows, R_n, .., Q), rows squared and summed."""
+    if not masks:
+        return read_out_last(z)
+    later = masks[1:]
+    return over_mask(
+        masks[0],
+        lambda: _over_modes(z.sum(2), later, read_out_last),
+        lambda: _over_modes(z.flatten(1, 2), later, read_out_last),
+        lambda weights: _over_modes(
+            torch.einsum("jr,bkr...->bkj...", weights, z).flatten(1, 2), later, read_out_last
+        ),
+    )
 
 
 def quadratic(covariance: Tensor, w: Tensor) -> Tensor:
@@ -425,22 +432,26 @@ def train_variance(
         read_out_last: second moment and variance over what is left, from (B, rows, R_N, ..), summed over rows.
     """
 
-    def recurse(y: Tensor, n: int) -> Pair:
-        """E[f²] and Var[f] over the masks from bond n on; y: (B, rows, R, I, ..)."""
-        if n == len(cores):
-            return read_out_last(y)
+    return _over_bonds(y.unsqueeze(1), cores, masks, read_out_last)[1]
 
-        def kept() -> Tensor:  # (B, rows, R, I, ..) -> (B, rows, R, R', ..)
-            return torch.einsum("bkri...,ris->bkrs...", y, cores[n])
 
-        return over_mask(
-            masks[n],
-            lambda: recurse(torch.einsum("bkri...,ris->bks...", y, cores[n]), n + 1),
-            lambda: recurse(kept().flatten(1, 2), n + 1),
-            lambda weights: recurse(torch.einsum("jr,bkr...->bkj...", weights, kept()).flatten(1, 2), n + 1),
-        )
+def _over_bonds(
+    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]
+) -> Pair:
+    """E[f²] and Var[f] over the masks on these bonds and the last; y: (B, rows, R, I, ..)."""
+    if not cores:
+        return read_out_last(y)
+    core, later = cores[0], (cores[1:], masks[1:], read_out_last)
 
-    return recurse(y.unsqueeze(1), 0)[1]
+    def kept() -> Tensor:  # (B, rows, R, I, ..) -> (B, rows, R, R', ..)
+        return torch.einsum("bkri...,ris->bkrs...", y, core)
+
+    return over_mask(
+        masks[0],
+        lambda: _over_bonds(torch.einsum("bkri...,ris->bks...", y, core), *later),
+        lambda: _over_bonds(kept().flatten(1, 2), *later),
+        lambda weights: _over_bonds(torch.einsum("jr,bkr...->bkj...", weights, kept()).flatten(1, 2), *later),
+    )
 
 
 def double_over_outputs(
