@@ -25,7 +25,7 @@ RECORD = Path("results/position-surface.jsonl")
 PICTURE = Path("docs/images/position-surface.png")
 RANKS = (4, 8, 16, 32, 64, 128, 256)
 THETAS = (1.0, 0.9, 0.7, 0.5, 0.3)
-SHARES = (0.25, 1.0, 4.0, 16.0, 64.0)
+SHARES = (0.25, 1.0, 4.0, 16.0, 64.0, 256.0)
 N, N_FOLDS, GENEROUS = 100, 5, 128
 
 
