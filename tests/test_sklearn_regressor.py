@@ -494,6 +494,35 @@ def test_calibrated_intervals_cover_what_they_say(outputs):
     assert 0.5 < errors.mean() / (std**2).mean() < 2
 
 
+def test_calibration_holds_groups_out_together():
+    """Samples of one person are nearly alike: held out one by one, each is known from its neighbours."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(12), 5)
+    X = rng.normal(size=(12, 30, 4))[groups] + 0.05 * rng.normal(size=(60, 30, 4))
+    y = rng.normal(size=12)[groups] + 0.05 * rng.normal(size=60)
+    order = rng.permutation(60)
+    X, y, groups = X[order], y[order], groups[order]
+    alone, together = (
+        fit_quietly(TensorRegressor(calibrate=4, **SMALL), X, y, groups=given).noise_variance_[0]
+        for given in (None, [f"person {k}" for k in groups])
+    )
+    assert together > 3 * alone
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (np.arange(12) % 2, "calibrate=3 folds need as many groups, got 2"),
+        (np.arange(11), r"groups has one entry per row of X, \(12,\)"),
+        ([None] * 12, "groups holds None"),
+    ],
+)
+def test_groups_that_calibrate_nothing_are_refused_in_a_sentence(groups, message):
+    with pytest.raises(td.TensorDropoutError, match=message) as caught:
+        TensorRegressor(calibrate=3, max_iter=2).fit(X, Y, groups=groups)
+    assert_one_sentence(caught)
+
+
 def test_without_calibration_the_std_is_that_of_the_masks_and_says_so():
     X, y = make_data()
     model = fit_quietly(TensorRegressor(theta=0.7, **SMALL), X, y)

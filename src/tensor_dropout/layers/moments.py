@@ -269,9 +269,7 @@ def _over_modes(z: Tensor, masks: list[MaskMoments], read_out_last: Callable[[Te
         masks[0],
         lambda: _over_modes(z.sum(2), later, read_out_last),
         lambda: _over_modes(z.flatten(1, 2), later, read_out_last),
-        lambda weights: _over_modes(
-            torch.einsum("jr,bkr...->bkj...", weights, z).flatten(1, 2), later, read_out_last
-        ),
+        lambda weights: _over_modes(torch.einsum("jr,bkr...->bkj...", weights, z).flatten(1, 2), later, read_out_last),
     )
 
 
@@ -431,7 +429,6 @@ def train_variance(
         masks: the moments of the masks on the bonds in front of these cores.
         read_out_last: second moment and variance over what is left, from (B, rows, R_N, ..), summed over rows.
     """
-
     return _over_bonds(y.unsqueeze(1), cores, masks, read_out_last)[1]
 
 

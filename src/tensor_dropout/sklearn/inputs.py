@@ -220,6 +220,27 @@ def check_labels(name: str, what: str, labels: np.ndarray) -> None:
         raise TensorDropoutError(f"{name}: {what} mixes {', '.join(kinds)}; give all {every} names, or all numbers")
 
 
+def check_groups(name: str, groups: Any, n: int) -> np.ndarray | None:
+    """What must not be split, one entry per row; None for none."""
+    if groups is None:
+        return None
+    groups = as_array(groups.cpu() if isinstance(groups, Tensor) else groups, "groups", name)
+    if groups.ndim != 1 or len(groups) != n:
+        raise TensorDropoutError(f"{name}: groups has one entry per row of X, ({n},), got {groups.shape}")
+    check_labels(name, "groups", groups)
+    return groups
+
+
+def check_folds(name: str, setting: str, n_folds: int, n: int, groups: np.ndarray | None) -> None:
+    """Refuse more folds than there are rows or groups to deal out."""
+    units = n if groups is None else len(np.unique(groups))
+    if n_folds > units:
+        what = "rows" if groups is None else "groups"
+        raise TensorDropoutError(
+            f"{name}: {setting}={n_folds} folds need as many {what}, got {units} (n_samples={n}); lower {setting}"
+        )
+
+
 def is_missing(value: Any) -> bool:
     """Whether it is None, NaN, or what pandas has in their place."""
     return (

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.model_selection import KFold
+from sklearn.model_selection import GroupKFold, KFold
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -21,7 +21,15 @@ from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing, moments_of
 from tensor_dropout.sklearn.defaults import check_number
-from tensor_dropout.sklearn.inputs import as_targets, check_counts, check_targets, check_varies, check_weights
+from tensor_dropout.sklearn.inputs import (
+    as_targets,
+    check_counts,
+    check_folds,
+    check_groups,
+    check_targets,
+    check_varies,
+    check_weights,
+)
 
 HARDLY = 0.01
 """Below this std of a scaled output a warning says that it hardly counts."""
@@ -268,13 +276,14 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         self.device = device
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TensorRegressor:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> TensorRegressor:
         """Fit.
 
         Args:
             X: (n, *input_shape), NumPy or torch, channels in ``channel_axis``.
             y: (n,), (n, k) or (n, *output_shape); NaN for a coordinate that is missing.
             sample_weight: (n,), not negative.
+            groups: (n,), what the folds of ``calibrate`` must not split, such as the person on a picture.
         """
         with all_or_nothing(self):
             self._check_settings()
@@ -284,21 +293,31 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             seed = self._seed()
             settings = self._fit_settings(weights, len(x))
             self.noise_variance_ = self.residuals_ = None
+            groups = check_groups(type(self).__name__, groups, len(x))
             if self.calibrate is not None:
-                self._calibrate(x, targets, weights, settings, seed)
+                self._calibrate(x, targets, weights, settings, seed, groups)
             module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
             self._keep(module, settings, x)
             self._say_how_it_ended(ended)
         return self
 
-    def _calibrate(self, x: Tensor, y: Tensor, weights: Tensor | None, settings: dict[str, Any], seed: int) -> None:
+    def _calibrate(
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        settings: dict[str, Any],
+        seed: int,
+        groups: np.ndarray | None,
+    ) -> None:
         name = type(self).__name__
         check_number(name, "calibrate", self.calibrate, 2, float("inf"), kind="int")
         n_folds = int(self.calibrate or 0)
-        if n_folds > len(x):
-            raise TensorDropoutError(f"{name}: calibrate={n_folds} folds need as many rows, got {len(x)}")
+        check_folds(name, "calibrate", n_folds, len(x), groups)
         mean, variance = torch.zeros_like(y), torch.zeros_like(y)
-        folds = list(KFold(n_folds, shuffle=True, random_state=seed % 2**31).split(np.empty(len(x))))
+        kind = KFold if groups is None else GroupKFold
+        splitter = kind(n_folds, shuffle=True, random_state=seed % 2**31)
+        folds = list(splitter.split(np.empty(len(x)), groups=groups))
         check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
         for train, test in folds:
             part = None if weights is None else weights[train]

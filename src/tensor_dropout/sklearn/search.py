@@ -22,7 +22,7 @@ from tensor_dropout.progress import Advance, show_progress
 from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing, moments_of
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
-from tensor_dropout.sklearn.inputs import as_array, check_counts, check_labels, check_pair
+from tensor_dropout.sklearn.inputs import check_counts, check_folds, check_groups, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
 from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
 from tensor_dropout.sklearn.ridge import Kind, ridge_path
@@ -107,23 +107,14 @@ class SearchMixin(TensorEstimator):
             groups: of the samples, or None.
         """
         name, n = type(self).__name__, len(y)
-        if groups is not None:
-            groups = as_array(groups.cpu() if isinstance(groups, Tensor) else groups, "groups", name)
-            if groups.ndim != 1 or len(groups) != n:
-                raise TensorDropoutError(f"{name}: groups has one entry per row of X, ({n},), got {groups.shape}")
-            check_labels(name, "groups", groups)
+        groups = check_groups(name, groups, n)
         splitter = self.cv
         usable = isinstance(splitter, int | np.integer) or np.iterable(splitter) or hasattr(splitter, "split")
         if isinstance(splitter, bool | str) or not usable:
             raise TensorDropoutError(f"{name}: cv is a number of folds or a splitter, got {splitter!r}")
         if isinstance(splitter, int | np.integer):
             check_number(name, "cv", splitter, 2, float("inf"), kind="int")
-            units = n if groups is None else len(np.unique(groups))
-            if splitter > units:
-                what = "rows" if groups is None else "groups"
-                raise TensorDropoutError(
-                    f"{name}: cv={splitter} folds need as many {what}, got {units} (n_samples={n}); lower cv"
-                )
+            check_folds(name, "cv", int(splitter), n, groups)
             if self._task == "classification":
                 least = int(np.unique(y, return_counts=True)[1].min())
                 if groups is None and splitter > least:
