@@ -104,6 +104,14 @@ def render_finetuning(part: str) -> str:
 
 
 @cache
+def render_surface(part: str) -> str:
+    """A part of the report of ``benchmarks/position_heads.py --surface``."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    surface = import_module("position_heads.surface")
+    return surface.render(part, surface.read_record(ROOT / surface.RECORD))
+
+
+@cache
 def render_brain_age_frozen(part: str) -> str:
     """The table of examples/brain_age_frozen.py."""
     sys.path.append(str(ROOT / "examples"))
@@ -117,6 +125,7 @@ BENCHMARKS = {
     "fits": render_fits,
     "solvers": render_solvers,
     "finetuning": render_finetuning,
+    "surface": render_surface,
     "brain-age-frozen": render_brain_age_frozen,
 }
 

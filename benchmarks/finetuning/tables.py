@@ -95,21 +95,23 @@ def write_errors(record: Record) -> str:
             return f"{shown} ({len(splits)})"
         return f"**{shown}**" if mean == best else shown
 
-    lines = []
+    shown, lines = [method for method in METHODS if any(cell.method == method for cell in record)], []
     for (name, n), errors in gather_errors(record).items():
         most = max(map(len, errors.values()))
         best = float(np.nanmin([np.mean(list(found.values())) for found in errors.values() if len(found) == most]))
-        lines.append([name, str(n), str(most), *(write(errors.get(method), most, best) for method in METHODS)])
-    return write_table(["set", "n", "splits", *METHODS], lines)
+        lines.append([name, str(n), str(most), *(write(errors.get(method), most, best) for method in shown)])
+    return write_table(["set", "n", "splits", *shown], lines)
 
 
 def write_differences(record: Record) -> str:
-    """Every pair of :data:`PAIRS`."""
+    """Every pair of :data:`PAIRS` that some group has."""
+    groups = gather_errors(record)
+    pairs = [(a, b) for a, b in PAIRS.values() if any(a in errors and b in errors for errors in groups.values())]
     lines = [
-        [name, str(n), *(difference(errors.get(a, {}), errors.get(b, {})) for a, b in PAIRS.values())]
-        for (name, n), errors in gather_errors(record).items()
+        [name, str(n), *(difference(errors.get(a, {}), errors.get(b, {})) for a, b in pairs)]
+        for (name, n), errors in groups.items()
     ]
-    return write_table(["set", "n", *(f"{a} to {b}" for a, b in PAIRS.values())], lines, 2)
+    return write_table(["set", "n", *(f"{a} to {b}" for a, b in pairs)], [line for line in lines if any(line[2:])], 2)
 
 
 def write_chosen(record: Record) -> str:
