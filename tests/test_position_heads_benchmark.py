@@ -265,10 +265,9 @@ def test_folds_side_by_side_are_those_that_take_turns(images):
     head = second_order.Head("cp", (second_order.Tuned(0.5, 1.0),), rank=4)
     x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
     problems = [second_order.Problem(fold.train, fold.test, head.settings[0]) for fold in images.folds[:3]]
-    together = second_order.fit_problems(head, x, y, problems, 0)
-    for problem, (predicted, _) in zip(problems, together, strict=True):
-        ((alone, _),) = second_order.fit_problems(head, x, y, [problem], 0)
-        errors = [data.test_error(each, images.y[problem.new]) for each in (alone, predicted)]
+    fits = (fit(head, x, y, problems, 0) for fit in (second_order.fit_problems, second_order.fit_side_by_side))
+    for problem, (in_turn, _), (beside, _) in zip(problems, *fits, strict=True):
+        errors = [data.test_error(each, images.y[problem.new]) for each in (in_turn, beside)]
         assert errors[0] == pytest.approx(errors[1], rel=0.05)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,20 @@ class Problem:
 def fit_problems(
     head: Head, x: Tensor, y: Tensor, problems: Sequence[Problem], seed: int
 ) -> list[tuple[np.ndarray, TensorRegression]]:
-    """What each predicts, and the layers; images that no problem fits are not read."""
+    """What each predicts, and the layers.
+
+    On a CPU the problems of other images take turns: side by side they would only read images of no use to them.
+    """
+    if x.device.type == "cuda":
+        return fit_side_by_side(head, x, y, problems, seed)
+    by_rows = [list(group) for _, group in groupby(problems, key=lambda problem: id(problem.rows))]
+    return [fit for group in by_rows for fit in fit_side_by_side(head, x, y, group, seed)]
+
+
+def fit_side_by_side(
+    head: Head, x: Tensor, y: Tensor, problems: Sequence[Problem], seed: int
+) -> list[tuple[np.ndarray, TensorRegression]]:
+    """The same in one program; images that no problem fits are not read."""
     x = x.flatten(1) if head.flat else x
     used = np.unique(np.concatenate([problem.rows for problem in problems]))
     layer = build_layer(
@@ -102,12 +116,7 @@ def fit_problems(
 
 
 def run_folds(head: Head, images: Images, folds: Sequence[Fold], device: str) -> list[dict[str, Any]]:
-    """Of every fold: the setting chosen on held-out training images, then the error on test images.
-
-    On a CPU the folds take turns: there, side by side they would only read images that are of no use to them.
-    """
-    if device == "cpu" and len(folds) > 1:
-        return [row for fold in folds for row in run_folds(head, images, [fold], device)]
+    """Of every fold: the setting chosen on held-out training images, then the error on test images."""
     x, y = torch.from_numpy(images.x).to(device), torch.from_numpy(images.y).to(device)
     trials = [Problem(fold.inner, fold.held, tuned) for fold in folds for tuned in head.settings]
     predicted = [each for each, _ in fit_problems(head, x, y, trials, 0)]
