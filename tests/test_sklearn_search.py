@@ -31,7 +31,7 @@ from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_
 from tensor_dropout.fitting.objective import ExpectedLoss
 from tensor_dropout.progress import Advance
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
-from tensor_dropout.sklearn.search import RIDGE_ALPHAS, Search, SearchMixin, fit_fold, search_in_one_program
+from tensor_dropout.sklearn.search import RIDGE_ALPHAS, Search, SearchMixin, fit_layers, search_in_one_program
 
 QUICK = {"max_iter": 25, "tol": 0.02, "random_state": 0}
 ONE_SETTING = {"thetas": (0.8,), "alphas": (1e-3,), "cv": 3, **QUICK}
@@ -514,7 +514,7 @@ def test_rows_in_batches_are_marked_where_the_features_are():
     shared = Search("regression", 0, 3, 0.1, True, "auto", "bernoulli", 6)
     for given in (None, weights):
         with torch.device("meta"):
-            assert fit_fold(x, y, given, (np.arange(12), np.arange(12, 20)), [], shared, one_thread=False) == []
+            assert fit_layers([], [], x, y, given, (np.arange(12), np.arange(12, 20)), shared) == []
 
 
 # Weights and missing targets.

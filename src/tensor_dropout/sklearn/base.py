@@ -17,9 +17,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.fitting.fit import Fit, Prepared, fit
+from tensor_dropout.fitting.fit import Fit, Prepared, first_width, fit
 from tensor_dropout.fitting.objective import Task
 from tensor_dropout.fitting.statistics import rounded
+from tensor_dropout.fitting.threads import one_thread_if_small
 from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import show_progress
@@ -155,8 +156,9 @@ class TensorEstimator(BaseEstimator):
             device=x.device,
             dtype=dtype,
         )
-        prepared = Prepared(x, rounded(y, dtype), weights, task, self._batch_size(x))
-        with show_progress(name, self.max_iter, shown=bool(self.verbose)) as advance:
+        bar = show_progress(name, self.max_iter, shown=bool(self.verbose))
+        with one_thread_if_small(x, first_width(layer)), bar as advance:
+            prepared = Prepared(x, rounded(y, dtype), weights, task, self._batch_size(x))
             ended, _ = fit(
                 layer,
                 prepared,

@@ -15,8 +15,9 @@ from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, Str
 from torch import Tensor, nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, fit, fit_many
+from tensor_dropout.fitting.fit import MAX_ITER, TOL, Prepared, Setting, first_width, fit, fit_many
 from tensor_dropout.fitting.objective import Task
+from tensor_dropout.fitting.threads import one_thread_if_small
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance, show_progress
 from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing, moments_of
@@ -364,6 +365,27 @@ def fit_fold(
     """Fit one fold at several α; returns mean, variance and seconds of each on the held-out rows."""
     if one_thread:
         torch.set_num_threads(1)
+    layers = [
+        build_layer(
+            params["method"], tuple(x.shape[1:]), tuple(y.shape[1:]), params["rank"], params["theta"], shared.modes,
+            shared.law, dtype=torch.float64 if x.dtype == torch.float64 else torch.float32, device=x.device,
+        )
+        for params in group
+    ]  # fmt: skip
+    with one_thread_if_small(x, first_width(layers[0])):
+        return fit_layers(layers, [params["alpha"] for params in group], x, y, weights, split, shared)
+
+
+def fit_layers(
+    layers: list[TensorRegression],
+    alphas: list[float],
+    x: Tensor,
+    y: Tensor,
+    weights: Tensor | None,
+    split: tuple[np.ndarray, np.ndarray],
+    shared: Search,
+) -> list[tuple[Tensor, Tensor, float]]:
+    """The same for layers of one format and rank, each at its α."""
     train, test = split
     if shared.batch_size is None:
         prepared = Prepared(x[train], y[train], None if weights is None else weights[train], shared.task)
@@ -372,14 +394,10 @@ def fit_fold(
         seen[train] = 1 if weights is None else weights[train]
         prepared = Prepared(x, y, seen, shared.task, shared.batch_size)
     answers = []
-    for params in group:
+    for layer, alpha in zip(layers, alphas, strict=True):
         began = time.perf_counter()
-        layer = build_layer(
-            params["method"], tuple(x.shape[1:]), tuple(y.shape[1:]), params["rank"], params["theta"], shared.modes,
-            shared.law, dtype=prepared.weights.dtype, device=x.device,
-        )  # fmt: skip
         ended, _ = fit(
-            layer, prepared, alpha=params["alpha"], max_iter=shared.max_iter, tol=shared.tol, seed=shared.seed,
+            layer, prepared, alpha=alpha, max_iter=shared.max_iter, tol=shared.tol, seed=shared.seed,
             eliminate=shared.eliminate,
         )  # fmt: skip
         if ended.interrupted:
