@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ from tensor_dropout.sklearn import FeatureMaps, TensorRegressorCV
 from tensor_dropout_lab import cli, head_fitting, head_predictions
 from tensor_dropout_lab.data.image_files import find_images
 from tensor_dropout_lab.fitted_head import open_fitted
-from tensor_dropout_lab.head_search import FitOptions, open_network, read_examples
+from tensor_dropout_lab.head_search import FitOptions, Fitted, open_network, read_examples
 from tensor_dropout_lab.nets import families
 from tensor_dropout_lab.point_pictures import Panel, draw_classes, draw_numbers, draw_panels
 
@@ -96,6 +98,41 @@ def points(images, tmp_path_factory):
 
 
 # A fit.
+
+
+def test_the_folder_of_a_fit_is_exported_as_one_network(points, tmp_path):
+    """Network, layer and head: what predict does, for prepared pictures."""
+    base, _, _ = points
+    arguments = ["export", base / "fit", "-o", tmp_path / "spots.onnx"]
+    assert "name it again: --backbone small_backbone:build" in fail(*arguments)
+    assert not list(tmp_path.iterdir())
+    result = invoke(*arguments, "--backbone", "small_backbone:build")
+    assert result.exit_code == 0, result.output
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(tmp_path / "spots.onnx", providers=["CPUExecutionProvider"])
+    head = open_fitted(base / "fit")
+    x = np.random.default_rng(0).normal(size=(3, *head.record["maps"]["input_shape"])).astype(np.float32)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    expected = head.estimator.predict(head.feature_maps("small_backbone:build").transform(x))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(("theta", "words"), [(1.0, "θ = 1 draws no masks"), (None, "ridge has no masks"), (0.5, None)])
+def test_it_is_told_where_the_spread_is_the_same_for_all(theta, words):
+    search = SimpleNamespace(method_="cp", theta_=theta, rank_=4, alpha_=0.1, held_out_fold_=np.zeros(9))
+    said = Fitted.describe(SimpleNamespace(search=search, is_classifier=False))
+    assert said.startswith("Saved: ")
+    assert ("will be the same for every image" in said) == (words is not None)
+    assert words is None or words in said
+
+
+def test_threads_sleep_while_they_wait_unless_the_user_says_otherwise():
+    code = "import os; from tensor_dropout_lab.cli.options import spare_other_programs as f; f(); "
+    code += "import sys; assert 'torch' not in sys.modules; print(os.environ['OMP_WAIT_POLICY'])"
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        env = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | given
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == expected
 
 
 def test_a_fit_leaves_a_folder_and_says_who_won(points):

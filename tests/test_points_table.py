@@ -188,7 +188,7 @@ def test_what_is_alone_is_named_on_both_sides(tmp_path: Path, folder: Path) -> N
         "1 of 3 images in",
         "have no row: sub/c.png",
         "rows have no target, all their cells are empty: b.png",
-        "set missing to 'skip'",
+        "--missing skip",
     ):
         assert words in str(error.value)
     matched, images = match_files(table, folder, missing="skip")

@@ -13,6 +13,7 @@ import hashlib
 import os
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,9 @@ def check_spec(spec: str) -> str:
         try:
             find_family(spec)
         except TensorDropoutError as error:
-            raise TensorDropoutError(f"{str(error).partition('?')[0]}? There are: {FORMS}") from None
+            near = get_close_matches(spec, [EFFICIENTNET])
+            first = f"unknown net {spec!r}, did you mean {EFFICIENTNET!r}" if near else str(error).partition("?")[0]
+            raise TensorDropoutError(f"{first}? There are: {FORMS}") from None
     return spec
 
 

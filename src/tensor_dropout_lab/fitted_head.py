@@ -23,6 +23,7 @@ from tensor_dropout.errors import TensorDropoutError
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from tensor_dropout.sklearn import FeatureMaps
 
@@ -143,6 +144,22 @@ def find_fitted(path: Path) -> Path | None:
     if (folder / HEAD).is_file():
         raise TensorDropoutError(f"{folder} has a head, {HEAD}, but {RECORD} is missing, its record; fit again")
     return None
+
+
+def join_fitted(folder: Path, backbone: str | None = None) -> tuple[nn.Module, tuple[int, ...]]:
+    """The network with the fitted head behind its layer, and the shape of an input: (channels, *size).
+
+    Args:
+        folder: of the fit.
+        backbone: the network, if the file must not decide; None: as it was named.
+
+    Raises:
+        TensorDropoutError: if the folder is damaged, its network is another one, or it cannot be cut there.
+    """
+    from tensor_dropout.features.attach import attach_head
+
+    head = open_fitted(folder)
+    return attach_head(head.feature_maps(backbone), head.estimator).eval(), tuple(head.record["maps"]["input_shape"])
 
 
 def open_fitted(folder: Path) -> FittedHead:

@@ -159,7 +159,11 @@ class Fitted:
         """What is saved."""
         search, n = self.search, len(self.search.held_out_fold_)
         theta = "" if search.theta_ is None else f", rank {search.rank_}, θ = {search.theta_:g}"
-        return f"Saved: {name_method(search.method_)}{theta}, α = {search.alpha_:.2g}, fitted on all {n} images."
+        text = f"Saved: {name_method(search.method_)}{theta}, α = {search.alpha_:.2g}, fitted on all {n} images."
+        if self.is_classifier or not (search.theta_ is None or search.theta_ == 1):
+            return text
+        why = "ridge has no masks" if search.theta_ is None else "θ = 1 draws no masks"
+        return f"{text} Its ± will be the same for every image, since {why}: the mean error of held-out images."
 
 
 # Images and targets.

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tensor_dropout_lab.cli.failures import report_failure
+from tensor_dropout_lab.cli.options import spare_other_programs
 
 
 def demo(
@@ -30,6 +31,7 @@ def demo(
       tensor-dropout demo --labels 50 --labels 100 --seeds 3 --out out/small-demo
     """
     with report_failure("demo", "nothing was written"):
+        spare_other_programs()
         from tensor_dropout_lab.demo import LABELS, write_demo
 
         sentence, picture = write_demo(out, labels or LABELS, seeds)

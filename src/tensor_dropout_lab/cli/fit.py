@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tensor_dropout_lab.cli.failures import report_failure
-from tensor_dropout_lab.cli.options import one_of, parse_sizes
+from tensor_dropout_lab.cli.options import one_of, parse_sizes, spare_other_programs
 
 
 def fit(
@@ -96,7 +96,8 @@ def fit(
 
       tensor-dropout predict new-photos --model out/fit/wings
     """
-    with report_failure("fit", "features are kept: the same command goes on"):
+    with report_failure("fit", "features are kept, the search begins anew with the same command"):
+        spare_other_programs()
         from tensor_dropout_lab.head_fitting import fit_head
         from tensor_dropout_lab.head_search import FitOptions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,6 +29,14 @@ ModelArguments = Annotated[str, typer.Option(help="Keyword arguments of that fac
 InputShape = Annotated[
     str | None, typer.Option("--input", help="The shape of one input: 3,224,224.", show_default=False)
 ]
+
+
+def spare_other_programs() -> None:
+    """Let torch's threads sleep while they wait for each other; to be called before torch is imported.
+
+    They spin otherwise, and small steps take many times as long where other programs need the cores.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def one_of(names: Collection[str], help: str) -> Any:

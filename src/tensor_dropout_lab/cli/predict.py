@@ -7,6 +7,7 @@ import typer
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.cli.failures import report_failure
+from tensor_dropout_lab.cli.options import spare_other_programs
 
 if TYPE_CHECKING:
     from tensor_dropout_lab.file_predictions import FilePredictions
@@ -69,6 +70,7 @@ def predict(
       tensor-dropout predict new-photos --model out/fit/wings
     """
     with report_failure("predict", "files that were written are whole"):
+        spare_other_programs()
         run, given = _choose_run(files, model)
         done = _predict(run, given, out, picture=picture, backbone=backbone, weights=weights, device=device)
         for line in done.lines:
@@ -90,6 +92,8 @@ def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit
         from tensor_dropout_lab.head_predictions import predict_with_head
 
         return predict_with_head(fit, given, out, picture=picture, **of_fit)
+    if not run.exists():
+        raise TensorDropoutError(f"predict: there is no {run}; --model is the folder of a finished run, or of a fit")
     named = [f"--{name}" for name, value in of_fit.items() if value is not None]
     if named:
         raise TensorDropoutError(f"predict: {', '.join(named)} is for the folder of a fit, and {run} has no fit.json")

@@ -363,7 +363,8 @@ def _refuse_alone(table: Table, names: list[str], images: ImageFiles) -> None:
         if files
     ]
     if problems:
-        raise TensorDropoutError(f"{table.path}: {'; '.join(problems)}. Complete them, or set missing to 'skip'")
+        way_out = "Complete them, or leave them out with --missing skip (in Python: missing='skip')"
+        raise TensorDropoutError(f"{table.path}: {'; '.join(problems)}. {way_out}")
 
 
 def _divide_by_size(table: Table, images: ImageFiles) -> Table:
