@@ -31,7 +31,8 @@ from estimators_under_test import SMALL, assert_one_sentence, fit_quietly, make_
 from tensor_dropout.fitting.objective import ExpectedLoss
 from tensor_dropout.progress import Advance
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
-from tensor_dropout.sklearn.search import RIDGE_ALPHAS, Search, SearchMixin, fit_layers, search_in_one_program
+from tensor_dropout.sklearn.candidates import RIDGE_ALPHAS, Search, fit_layers, search_in_one_program
+from tensor_dropout.sklearn.search import SearchMixin
 
 QUICK = {"max_iter": 25, "tol": 0.02, "random_state": 0}
 ONE_SETTING = {"thetas": (0.8,), "alphas": (1e-3,), "cv": 3, **QUICK}
