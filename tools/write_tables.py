@@ -104,6 +104,14 @@ def render_finetuning(part: str) -> str:
 
 
 @cache
+def render_position_heads(part: str) -> str:
+    """A part of the report of benchmarks/position_heads.py."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    tables, running = (import_module(f"position_heads.{name}") for name in ("tables", "running"))
+    return tables.render(part, running.read_record(ROOT / tables.RECORD))
+
+
+@cache
 def render_surface(part: str) -> str:
     """A part of the report of ``benchmarks/position_heads.py --surface``."""
     sys.path.append(str(ROOT / "benchmarks"))
@@ -125,6 +133,7 @@ BENCHMARKS = {
     "fits": render_fits,
     "solvers": render_solvers,
     "finetuning": render_finetuning,
+    "position-heads": render_position_heads,
     "surface": render_surface,
     "brain-age-frozen": render_brain_age_frozen,
 }
