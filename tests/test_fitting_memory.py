@@ -144,7 +144,6 @@ def test_no_cycle_of_references_keeps_what_a_fit_made(case):
         gc.enable()
 
 
-@pytest.mark.xfail(strict=True, reason="statistics.BLOCK is 128 MiB: smaller features are copied whole, two times")
 def test_the_memory_grows_with_the_samples_as_its_bound_does():
     """At the sizes of blocks that everybody gets."""
     settings = {"max_iter": 1, "random_state": 0}

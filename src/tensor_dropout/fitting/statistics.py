@@ -17,7 +17,7 @@ WHITENING = 1.0
 """How far small axes are scaled up: the share of the mean variance that is added to all of them first."""
 NEGLIGIBLE = 1e-6
 """Axes with a smaller share of the largest variance are left out; nothing can be learned along them."""
-BLOCK = 2**25
+BLOCK = 2**20
 """How many numbers of the features are copied at once."""
 CANCELLED = 1e-8
 """A variance below this share of the squared mean is computed once more about the mean: its digits have cancelled."""
