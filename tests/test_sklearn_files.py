@@ -17,7 +17,9 @@ from sklearn.model_selection import KFold
 
 import tensor_dropout as td
 from estimators_under_test import SMALL, fit_quietly, make_classes, make_data
+from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
+from tensor_dropout.sklearn.held_out import CrossFit
 
 QUICK = {"max_iter": 5, "random_state": 0}
 SEARCH = {"thetas": (0.8,), "alphas": (1e-3,), "cv": 2, **QUICK}
@@ -116,6 +118,12 @@ def alike(a, b):
     if isinstance(a, np.ndarray):
         same = type(b) is np.ndarray and a.dtype == b.dtype and a.shape == b.shape
         return same and all(x == y or (x != x and y != y) for x, y in zip(a.ravel(), b.ravel(), strict=True))
+    if isinstance(a, torch.Tensor):
+        return type(b) is torch.Tensor and a.dtype == b.dtype and alike(a.numpy(), b.numpy())
+    if isinstance(a, torch.nn.Module):
+        return str(a) == str(b) and all(map(alike, a.state_dict().values(), b.state_dict().values()))
+    if isinstance(a, Calibration | CrossFit):
+        return type(a) is type(b) and alike(vars(a), vars(b))
     return type(a) is type(b) and a == b
 
 
@@ -140,9 +148,11 @@ def check_same(model, other, X):
         warnings.simplefilter("ignore", UserWarning)  # that it is not calibrated
         for mine, its in zip(model.predict(X, return_std=True), other.predict(X, return_std=True), strict=True):
             assert np.array_equal(its, mine)
-    if model.residuals_ is not None:
-        for mine, its in zip(model.predict_interval(X), other.predict_interval(X), strict=True):
-            assert np.array_equal(its, mine)
+    if model.calibration_ is not None:
+        for method in ("held-out", *(["cross"] if model.cross_fits_ else [])):
+            ours, theirs = (each.predict_interval(X, method=method) for each in (model, other))
+            for mine, its in zip(ours, theirs, strict=True):
+                assert np.array_equal(its, mine)
 
 
 # There and back.

@@ -334,8 +334,8 @@ def test_rows_of_weight_zero_are_not_looked_at():
     kept = fit_quietly(TensorRegressor(calibrate=3, **SMALL), X, y, sample_weight=weights)
     model = fit_quietly(TensorRegressor(calibrate=3, **SMALL), spoilt, wrong, sample_weight=weights)
     assert relative(model.predict(X), kept.predict(X)) < 1e-3
-    assert np.allclose(model.noise_variance_, kept.noise_variance_, rtol=1e-2)
-    assert len(model.residuals_) == 30
+    assert np.allclose(model.calibration_.noise, kept.calibration_.noise, rtol=1e-2)
+    assert len(model.calibration_.scores) == 30
 
 
 def test_missing_coordinates_are_masked_not_dropped():
@@ -503,7 +503,7 @@ def test_calibration_holds_groups_out_together():
     order = rng.permutation(60)
     X, y, groups = X[order], y[order], groups[order]
     alone, together = (
-        fit_quietly(TensorRegressor(calibrate=4, **SMALL), X, y, groups=given).noise_variance_[0]
+        fit_quietly(TensorRegressor(calibrate=4, **SMALL), X, y, groups=given).calibration_.noise[0]
         for given in (None, [f"person {k}" for k in groups])
     )
     assert together > 3 * alone
@@ -539,14 +539,14 @@ def test_intervals_count_the_residuals_of_each_output():
     holes = y.copy()
     holes[12:, 0] = np.nan
     model = fit_quietly(TensorRegressor(calibrate=5, **SMALL), X, holes)
-    alone = np.abs(model.residuals_[:, 0])
+    alone = model.calibration_.scores[:, 0].abs().numpy()
     alone = np.sort(alone[~np.isnan(alone)])
     assert len(alone) == 12
-    low, high = model.predict_interval(X, coverage=0.8)  # 11 of 12, 49 of 60, and the next larger one
+    low, high = model.predict_interval(X, coverage=0.8)  # the 11th of 12 and the 49th of 60
     _, std = model.predict(X, return_std=True)
-    assert np.allclose((high - low)[:, 0], 2 * alone[-1] * std[:, 0], rtol=1e-4)
-    many = np.sort(np.abs(model.residuals_[:, 1]))
-    assert np.allclose((high - low)[:, 1], 2 * many[49] * std[:, 1], rtol=1e-4)
+    assert np.allclose((high - low)[:, 0], 2 * alone[10] * std[:, 0], rtol=1e-4)
+    many = np.sort(model.calibration_.scores[:, 1].abs().numpy())
+    assert np.allclose((high - low)[:, 1], 2 * many[48] * std[:, 1], rtol=1e-4)
 
 
 @pytest.mark.parametrize(("coverage", "needed"), [(0.8, None), (0.9, None), (0.91, 11), (0.95, 19), (0.99, 99)])

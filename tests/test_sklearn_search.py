@@ -239,7 +239,7 @@ def test_each_wins_where_it_should(make, settings, winner):
         assert model.alpha_ == model.best_params_["alpha"]
         assert (model.n_iter_, model.loss_curve_) == (1, [])
         _, std = model.predict(X, return_std=True)
-        assert np.allclose(std, np.sqrt(model.noise_variance_))
+        assert np.allclose(std, model.calibration_.noise.sqrt().numpy())
         assert all(type(module).__module__.startswith("torch.nn.") for module in model.layer_.modules())
 
 
@@ -268,7 +268,7 @@ def test_targets_of_any_shape(outputs):
     model = search(X, y)
     assert model.predict(X).shape == y.shape
     assert model.best_score_ > 0.5
-    assert model.noise_variance_.shape == (outputs or (1,))
+    assert model.calibration_.noise.shape == (outputs or (1,))
 
 
 # Folds.
@@ -330,7 +330,7 @@ def test_pairs_of_rows_and_splitters_are_folds(data):
     for other in (split, generated):
         assert np.array_equal(given.cv_results_["mean_test_score"], other.cv_results_["mean_test_score"])
     part = search(X, y, cv=ShuffleSplit(1, test_size=0.25, random_state=0))
-    assert part.residuals_.shape == (15, 2)  # of the rows that were held out
+    assert part.calibration_.scores.shape == (15, 2)  # of the rows that were held out
 
 
 def overlapping(kind, n=60):
@@ -363,7 +363,7 @@ def test_rows_may_be_held_out_several_times(task, kind, program, monkeypatch):
     assert np.allclose(found.held_out_["cp"], expected, atol=1e-3 * np.nanstd(expected), equal_nan=True)
     assert ((found.held_out_fold_ >= 0) == (times > 0)).all()
     if task == "regression":
-        assert len(found.residuals_) == times.sum()
+        assert len(found.calibration_.scores) == times.sum()
 
 
 def test_a_splitter_sees_the_features_and_the_targets():
@@ -535,8 +535,8 @@ def test_rows_of_weight_zero_are_not_looked_at(data):
     absent = search(X[seen], y[seen], cv=kept)
     compare(weighted, absent, 1e-3)
     assert relative(weighted.predict(X), absent.predict(X)) < 1e-3
-    assert np.allclose(weighted.noise_variance_, absent.noise_variance_, rtol=1e-3)
-    assert len(weighted.residuals_) == seen.sum()
+    assert np.allclose(weighted.calibration_.noise, absent.calibration_.noise, rtol=1e-3)
+    assert len(weighted.calibration_.scores) == seen.sum()
 
 
 def test_a_weight_of_two_is_a_row_twice():
@@ -565,8 +565,8 @@ def test_missing_targets_leave_ridge_out_and_the_rows_in():
     alone = fit_quietly(TensorRegressor(theta=0.8, alpha=1e-3, **QUICK), X[train], holes[train])
     expected = skill(holes, alone.predict(X[test]), test)
     assert model.cv_results_["split0_test_score"][0] == pytest.approx(expected, rel=1e-4)
-    assert np.isnan(model.residuals_).sum() == 30
-    assert np.isfinite(model.noise_variance_).all()
+    assert model.calibration_.scores.isnan().sum() == 30
+    assert model.calibration_.noise.isfinite().all()
     low, high = model.predict_interval(X)
     assert ((low <= y) & (y <= high)).mean() > 0.8
 
@@ -627,7 +627,7 @@ def test_the_folds_calibrate_the_intervals():
     low, high = model.predict_interval(X[120:], coverage=0.8)
     assert 0.68 < ((low <= y[120:]) & (y[120:] <= high)).mean() < 0.92
     assert 0.5 < ((mean - y[120:]) ** 2).mean() / (std**2).mean() < 2
-    assert model.residuals_.shape == (120, 2)
+    assert model.calibration_.scores.shape == (120, 2)
 
 
 # The picture.

@@ -377,12 +377,15 @@ class TensorRegression(nn.Module, ABC):
 
     def exact_moments(self, x: Tensor, *, covariance: bool = False) -> ExactMoments:
         """The moments of the flattened output, and the variance of any weighted sum of the outputs."""
-        operands = self.operands()
-        n_projected, _ = self._projection()
-        projected = contract(self._centered(x), operands[:n_projected], [], self._projection_plan)
+        projected = self.project(x)
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             projected = projected if projected.dtype == torch.float64 else projected.float()
             return self.projected_moments(projected, block=max(2**20, x.numel() // 4), covariance=covariance)
+
+    def project(self, x: Tensor) -> Tensor:
+        """What :meth:`projected_moments` and :meth:`output_features` take: the input in rank space."""
+        n_projected, _ = self._projection()
+        return contract(self._centered(x), self.operands()[:n_projected], [], self._projection_plan)
 
     def projected_moments(self, projected: Tensor, *, block: int, covariance: bool = False) -> ExactMoments:
         """The same from an input that is projected already; ``block`` is how many numbers may be held at once."""

@@ -15,8 +15,8 @@ from tensor_dropout.fitting.fit import Prepared, Setting, first_width, fit, fit_
 from tensor_dropout.fitting.threads import one_thread_if_small
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.progress import Advance
-from tensor_dropout.sklearn.base import moments_of
 from tensor_dropout.sklearn.defaults import build_layer
+from tensor_dropout.sklearn.held_out import hold_out, leverage_of
 from tensor_dropout.sklearn.ridge import ALPHAS as RIDGE_ALPHAS
 from tensor_dropout.sklearn.ridge import Kind, ridge_path
 
@@ -28,8 +28,8 @@ class Candidate:
     """One row of ``cv_results_``: what was tried, and what it predicted for samples it had not seen."""
 
     params: dict[str, Any]
-    held_out: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By fold the mean and the variance of its test rows."""
+    held_out: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+    """By fold the predictions and the leverages of its test rows."""
     seconds: list[float] = field(default_factory=list)
 
     @property
@@ -75,8 +75,8 @@ def fit_fold(
     shared: Search,
     *,
     one_thread: bool,
-) -> list[tuple[Tensor, Tensor, float]]:
-    """Fit one fold at several α; returns mean, variance and seconds of each on the held-out rows."""
+) -> list[tuple[Tensor, Tensor | None, float]]:
+    """Fit one fold at several α; returns predictions, leverages and seconds of each on the held-out rows."""
     if one_thread:
         torch.set_num_threads(1)
     layers = [
@@ -98,15 +98,16 @@ def fit_layers(
     weights: Tensor | None,
     split: tuple[np.ndarray, np.ndarray],
     shared: Search,
-) -> list[tuple[Tensor, Tensor, float]]:
+) -> list[tuple[Tensor, Tensor | None, float]]:
     """The same for layers of one format and rank, each at its α."""
     train, test = split
     if shared.batch_size is None:
-        prepared = Prepared(x[train], y[train], None if weights is None else weights[train], shared.task)
+        seen, own = x[train], None if weights is None else weights[train]
+        prepared = Prepared(seen, y[train], own, shared.task)
     else:  # rows of weight 0 do not count, and nothing is copied
-        seen = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-        seen[train] = 1 if weights is None else weights[train]
-        prepared = Prepared(x, y, seen, shared.task, shared.batch_size)
+        seen, own = x, torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        own[train] = 1 if weights is None else weights[train]
+        prepared = Prepared(x, y, own, shared.task, shared.batch_size)
     answers = []
     for layer, alpha in zip(layers, alphas, strict=True):
         began = time.perf_counter()
@@ -116,10 +117,13 @@ def fit_layers(
         )  # fmt: skip
         if ended.interrupted:
             raise KeyboardInterrupt
+        layer.eval()
+        leverage = leverage_of(layer, seen, own, alpha) if shared.task == "regression" else None
         rows = torch.from_numpy(test).split(shared.batch_size or len(test))
-        parts = [moments_of(layer.eval(), x[part].to(prepared.weights)) for part in rows]
-        mean, variance = (torch.cat(each) for each in zip(*parts, strict=True))
-        answers.append((mean, variance, time.perf_counter() - began))
+        parts = [hold_out(layer, leverage, x[part]) for part in rows]
+        mean = torch.cat([mean for mean, _ in parts])
+        h = None if leverage is None else torch.cat([h for _, h in parts if h is not None])
+        answers.append((mean, h, time.perf_counter() - began))
     return answers
 
 
@@ -162,8 +166,12 @@ def search_in_one_program(
         seconds = (time.perf_counter() - began) / len(problems)
         for (k, fold), (filled, _) in zip(problems, fits, strict=True):
             test = torch.from_numpy(splits[fold][1]).to(x.device)
-            mean, variance = moments_of(filled.eval(), x[test].to(dtype))
-            candidates[k].held_out[fold] = mean.to(y.dtype), variance.to(y.dtype)
+            filled.eval()
+            leverage = None
+            if shared.task == "regression":
+                leverage = leverage_of(filled, x, seen[fold], candidates[k].params["alpha"])
+            mean, h = hold_out(filled, leverage, x[test])
+            candidates[k].held_out[fold] = mean.to(y.dtype), h
             candidates[k].seconds.append(seconds)
 
 
@@ -195,7 +203,7 @@ def search_ridges(
             params = {"method": kind, "rank": None, "theta": None, "alpha": alpha}
             candidate = found.setdefault((kind, alpha), Candidate(params))
             mean = path.predict(held_out, alpha).view(-1, *y.shape[1:]).to(y.dtype)
-            candidate.held_out[fold] = mean, torch.zeros_like(mean)
+            candidate.held_out[fold] = mean, None
             candidate.seconds.append((time.perf_counter() - began) / len(RIDGE_ALPHAS))
     return list(found.values())
 

@@ -8,7 +8,7 @@ loaded can execute code.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +16,15 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
+from tensor_dropout.calibration.leverage import Leverage
+from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.dropout import TensorDropout
 from tensor_dropout.layers.formats import find_layer
 from tensor_dropout.layers.laws import law_name
 from tensor_dropout.layers.regression import TensorRegression, unwarned
 from tensor_dropout.sklearn.base import MoveChannels
+from tensor_dropout.sklearn.held_out import CrossFit
 
 BUILDER = "sklearn"
 """The name of the entry point that builds such networks."""
@@ -47,11 +50,18 @@ class FittedNetwork(nn.Module):
         settings: what makes the estimator anew, as JSON types; see :func:`describe`.
         layer: its ``layer_``.
         arrays: its arrays, by the names that the settings use.
+        folds: the modules of its ``cross_fits_``.
     """
 
-    def __init__(self, settings: dict[str, Any], layer: nn.Module, arrays: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        settings: dict[str, Any],
+        layer: nn.Module,
+        arrays: Mapping[str, Tensor],
+        folds: Sequence[nn.Module] = (),
+    ) -> None:
         super().__init__()
-        self.settings, self.layer = settings, layer
+        self.settings, self.layer, self.folds = settings, layer, nn.ModuleList(folds)
         for name, array in arrays.items():
             self.register_buffer(name, array)
 
@@ -69,6 +79,12 @@ class FittedNetwork(nn.Module):
                 raise ValueError(f"{name!r} is no attribute of a fitted estimator")
             setattr(estimator, name, value)
         estimator.layer_ = self.layer
+        if len(self.folds):
+            fits = [decode(each, arrays) for each in self.settings["folds"]]
+            estimator.cross_fits_ = [
+                CrossFit(module, None if fit["leverage"] is None else Leverage(*fit["leverage"]), fit["rows"])
+                for module, fit in zip(self.folds, fits, strict=True)
+            ]
         return estimator
 
 
@@ -101,9 +117,9 @@ def describe(estimator: Any) -> FittedNetwork:
                 UserWarning,
                 stacklevel=5,
             )
-    fitted = {}
+    fitted, fits = {}, getattr(estimator, "cross_fits_", None) or []
     for attribute, value in vars(estimator).items():
-        if is_fitted_name(attribute) and attribute != "layer_":
+        if is_fitted_name(attribute) and attribute != "layer_" and not (attribute == "cross_fits_" and fits):
             try:
                 fitted[attribute] = encode(value, arrays)
             except TypeError as error:
@@ -114,9 +130,11 @@ def describe(estimator: Any) -> FittedNetwork:
         "settings": {"dict": [list(pair) for pair in settings.items()]},
         "fitted": {"dict": [list(pair) for pair in fitted.items()]},
         "layer": describe_module(estimator.layer_),
+        "folds": [encode({"leverage": fit.leverage and tuple(fit.leverage), "rows": fit.rows}, arrays) for fit in fits],
+        "fold_layers": [describe_module(fit.module) for fit in fits],
         "arrays": {key: [list(array.shape), str(array.dtype)[6:]] for key, array in arrays.items()},
     }
-    return FittedNetwork(described, estimator.layer_, arrays)
+    return FittedNetwork(described, estimator.layer_, arrays, [fit.module for fit in fits])
 
 
 def build(settings: dict[str, Any]) -> FittedNetwork:
@@ -124,7 +142,8 @@ def build(settings: dict[str, Any]) -> FittedNetwork:
     arrays = {
         name: torch.zeros(shape, dtype=getattr(torch, dtype)) for name, (shape, dtype) in settings["arrays"].items()
     }
-    return FittedNetwork(settings, build_module(settings["layer"]), arrays).eval()
+    folds = [build_module(described) for described in settings.get("fold_layers", [])]
+    return FittedNetwork(settings, build_module(settings["layer"]), arrays, folds).eval()
 
 
 def known_classes() -> dict[str, Any]:
@@ -202,6 +221,8 @@ def encode(value: Any, arrays: dict[str, Tensor]) -> Any:
         return {"array" if isinstance(value, np.ndarray) else "tensor": name}
     if isinstance(value, torch.device):
         return {"device": str(value)}
+    if isinstance(value, Calibration):
+        return {"calibration": encode(value.as_dict(), arrays)}
     law = law_name(value)
     if law is not None and not getattr(value, "min_rank", 0):
         return law
@@ -227,6 +248,8 @@ def decode(value: Any, arrays: Mapping[str, Tensor]) -> Any:
         return arrays[content].numpy()
     if kind == "tensor":
         return arrays[content]
+    if kind == "calibration":
+        return Calibration.from_dict(decode(content, arrays))
     if kind == "device":
         try:
             return torch.device(content)

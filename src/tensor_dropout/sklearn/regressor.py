@@ -14,16 +14,21 @@ from sklearn.model_selection import GroupKFold, KFold
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from tensor_dropout.calibration.conformal import Quantile, conformal_quantile, groups_needed
+from tensor_dropout.calibration.leverage import Leverage
+from tensor_dropout.calibration.regression import Calibration, calibrate
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.fitting.statistics import target_scale
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
-from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing, moments_of
+from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing
 from tensor_dropout.sklearn.defaults import check_number
+from tensor_dropout.sklearn.held_out import CrossFit, hold_out, leverage_of, measure_leverage
 from tensor_dropout.sklearn.inputs import (
     as_targets,
     check_counts,
+    check_features,
     check_folds,
     check_groups,
     check_targets,
@@ -31,6 +36,8 @@ from tensor_dropout.sklearn.inputs import (
     check_weights,
 )
 
+CROSSED_AT_ONCE = 2**24
+"""How many ends of cross-conformal intervals are held at once."""
 HARDLY = 0.01
 """Below this std of a scaled output a warning says that it hardly counts."""
 
@@ -38,76 +45,152 @@ HARDLY = 0.01
 class RegressionMixin(RegressorMixin, MultiOutputMixin):
     """Prediction, intervals and scores of the regressors."""
 
-    noise_variance_: np.ndarray | None
-    residuals_: np.ndarray | None
+    calibration_: Calibration | None
+    cross_fits_: list[CrossFit] | None
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """Predict.
 
         Args:
             X: (n, *input_shape), NumPy or torch.
-            return_std: also return the standard deviation: over the masks (exact) and, where the estimator was
-                calibrated, of the noise that held-out folds showed.
+            return_std: also return the standard deviation of the error, as held-out samples showed it; without
+                calibration that over the masks (exact), with a warning that it is no error.
 
         Returns:
             Predictions shaped like y was; with ``return_std`` a pair. Tensors for a tensor, else NumPy arrays.
         """
-        mean, variance = self._moments(X, variance=return_std)
-        mean = self._shape_like_y(mean)
-        if variance is None:
-            return self._like_input(mean, X)
-        return self._like_input(mean, X), self._like_input(self._shape_like_y(self._total_std(variance)), X)
+        if return_std and getattr(self, "calibration_", None) is None:
+            mean, variance = self._moments(X, variance=True)
+            assert variance is not None
+            warnings.warn(
+                f"{type(self).__name__}: this std is the spread over the masks alone, far smaller than the error; fit "
+                "with calibrate=5 to have the error that held-out folds show",
+                UserWarning,
+                stacklevel=2,
+            )
+            return self._give(mean, X), self._give(variance.sqrt(), X)
+        mean, _ = self._moments(X, variance=False)
+        return (self._give(mean, X), self._give(self._std(X, mean), X)) if return_std else self._give(mean, X)
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> tuple[Any, Any]:
+    def predict_interval(self, X: Any, coverage: float = 0.9, *, method: str = "held-out") -> tuple[Any, Any]:
         """Lower and upper ends of an interval for each output.
-
-        Its width is the std times a quantile of held-out residuals over their std, per output. If new samples are like
-        the training samples, about ``coverage`` of them fall inside; this is not guaranteed.
 
         Args:
             X: (n, *input_shape).
-            coverage: the share that is to fall inside, in (0, 1).
+            coverage: the share of new samples that is to fall inside, in (0, 1).
+            method: "held-out": the prediction, plus and minus its std times a quantile of held-out errors over their
+                std. If new samples, or groups, are like those of the fit, about ``coverage`` of them fall inside; no
+                theorem says so. "cross": every held-out error around the prediction of the fit that had not seen it
+                (CV+). At least about ``2 · coverage - 1`` fall inside, for samples that are exchangeable, and usually
+                ``coverage``; it is wider and takes as many predictions as there are folds.
 
         Raises:
-            TensorDropoutError: if the estimator was fitted without held-out residuals.
+            TensorDropoutError: if the estimator was fitted without held-out errors.
         """
+        calibration = self._checked_calibration("predict_interval", coverage)
+        if method == "cross":
+            return self._cross_interval(X, coverage, calibration)
+        if method != "held-out":
+            raise TensorDropoutError(
+                f"{type(self).__name__}.predict_interval: method is 'held-out' or 'cross', got {method!r}"
+            )
+        mean, _ = self._moments(X, variance=False)
+        quantile = calibration.quantile(coverage)
+        self._warn_of_few(quantile, coverage)
+        half = quantile.value.to(mean) * self._std(X, mean)
+        return self._give(mean - half, X), self._give(mean + half, X)
+
+    def predict_region(self, X: Any, coverage: float = 0.9, *, points: Any = None) -> tuple[Any, Any]:
+        """Ellipses that hold points of the plane, both coordinates of a point at once.
+
+        Args:
+            X: (n, *input_shape).
+            coverage: the share of new samples whose point is to fall inside, for each point by itself.
+            points: pairs of outputs that are the coordinates of one point; None takes outputs 0 and 1, 2 and 3, ….
+
+        Returns:
+            Centers (n, points, 2) and matrices M (n, points, 2, 2): a point p is inside where
+            ``(p - center)ᵀ M⁻¹ (p - center) ≤ 1``. As for ``predict_interval``, no theorem guarantees the coverage.
+
+        Raises:
+            TensorDropoutError: if the outputs are no pairs, or there are no held-out errors.
+        """
+        name = f"{type(self).__name__}.predict_region"
+        calibration = self._checked_calibration("predict_region", coverage)
+        outputs = math.prod(self.output_shape_)
+        pairs = [(k, k + 1) for k in range(0, outputs, 2)] if points is None else [tuple(pair) for pair in points]
+        if not pairs or any(len(pair) != 2 or not all(0 <= k < outputs for k in pair) for pair in pairs):
+            raise TensorDropoutError(
+                f"{name}: points are pairs of the outputs 0 to {outputs - 1}, got "
+                f"{f'{outputs} outputs' if points is None else repr(points)}"
+            )
+        mean, _ = self._moments(X, variance=False)
+        region, quantile = calibration.regions(mean.flatten(1), self._std(X, mean).flatten(1), pairs, coverage)
+        self._warn_of_few(quantile, coverage)
+        return self._like_input(region.center, X), self._like_input(region.matrix, X)
+
+    def _checked_calibration(self, method: str, coverage: Any) -> Calibration:
         check_is_fitted(self, "layer_")
         name = type(self).__name__
         if isinstance(coverage, bool) or not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
             raise TensorDropoutError(f"{name}: coverage is a number between 0 and 1, got {coverage!r}")
-        if self.residuals_ is None:
+        if self.calibration_ is None:
             raise TensorDropoutError(
-                f"{name}.predict_interval: there are no held-out residuals; fit with calibrate=5, or use {name}CV"
+                f"{name}.{method}: there are no held-out errors; fit with calibrate=5, or use {name}CV"
                 if not name.endswith("CV")
-                else f"{name}.predict_interval: there are no held-out residuals in this estimator"
+                else f"{name}.{method}: there are no held-out errors in this estimator"
             )
-        mean, variance = self._moments(X, variance=True)
-        assert variance is not None
-        half = torch.from_numpy(self._widths(float(coverage))).to(mean) * self._total_std(variance)
-        return (
-            self._like_input(self._shape_like_y(mean - half), X),
-            self._like_input(self._shape_like_y(mean + half), X),
-        )
+        return self.calibration_
 
-    def _widths(self, coverage: float) -> np.ndarray:
-        """The quantile of the scaled residuals of each output, (*output_shape); infinite without any."""
-        assert self.residuals_ is not None
-        scores = np.abs(self.residuals_)
-        counts = (~np.isnan(scores)).sum(0)
-        widths = np.full(counts.shape, np.inf)
-        for count in np.unique(counts[counts > 0]):
-            level = min(1.0, math.ceil((count + 1) * coverage) / count)
-            widths[counts == count] = np.nanquantile(scores[:, counts == count], level, axis=0, method="higher")
-        least = int(counts.min())
-        if math.ceil((least + 1) * coverage) > least:
-            needed = math.ceil(coverage / (1 - coverage) * (1 - 1e-12))
-            warnings.warn(
-                f"{type(self).__name__}: {least} held-out residuals are too few for coverage={coverage:g}, which needs "
-                f"{needed}; the largest of them is taken, and fewer samples than asked may fall inside",
-                UserWarning,
-                stacklevel=3,
+    def _std(self, X: Any, mean: Tensor) -> Tensor:
+        """The std of the error of each prediction, (n, *output_shape)."""
+        calibration = self.calibration_
+        assert calibration is not None
+        h = None
+        if calibration.leverage is not None and calibration.share > 0:
+            h = measure_leverage(self.layer_, calibration.leverage, check_features(self, X, fitting=False))
+        return calibration.std(h, len(mean)).to(mean)
+
+    def _give(self, values: Tensor, X: Any) -> Any:
+        return self._like_input(self._shape_like_y(values), X)
+
+    def _cross_interval(self, X: Any, coverage: float, calibration: Calibration) -> tuple[Any, Any]:
+        """CV+ (Barber et al., 2021) with the std of each fold's fit as the scale."""
+        name = type(self).__name__
+        if not self.cross_fits_:
+            raise TensorDropoutError(
+                f"{name}.predict_interval: method='cross' predicts with the fit of each fold, which only "
+                "TensorRegressor(calibrate=...) keeps"
             )
-        return widths
+        x = check_features(self, X, fitting=False)
+        found = [fit.predict(calibration, x) for fit in self.cross_fits_]
+        scores, ends = calibration.scores.abs(), []
+        owner = torch.zeros(len(scores), dtype=torch.long)
+        for fold, fit in enumerate(self.cross_fits_):
+            owner[fit.rows] = fold
+        means, stds = (torch.stack(parts).double().cpu() for parts in zip(*found, strict=True))  # (folds, n, *outputs)
+        rows = max(1, CROSSED_AT_ONCE // max(1, scores.numel()))
+        for mean, std in zip(means.split(rows, dim=1), stds.split(rows, dim=1), strict=True):
+            reach = scores[:, None] * std[owner]  # (held out, b, *outputs)
+            quantiles = [
+                conformal_quantile(sign * mean[owner] + reach, calibration.groups, coverage) for sign in (-1, 1)
+            ]
+            self._warn_of_few(quantiles[0], coverage)
+            ends.append((-quantiles[0].value, quantiles[1].value))
+        lower, upper = (torch.cat(parts) for parts in zip(*ends, strict=True))
+        like = next(self.layer_.parameters())
+        return self._give(lower.to(like), X), self._give(upper.to(like), X)
+
+    def _warn_of_few(self, quantile: Quantile, coverage: float) -> None:
+        if bool(quantile.reached.all()):
+            return
+        warnings.warn(
+            f"{type(self).__name__}: {int(quantile.groups.min())} held-out residuals are too few for "
+            f"coverage={coverage:g}, which needs {groups_needed(coverage)}; the largest of them is taken, and fewer "
+            "samples than asked may fall inside",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """R², averaged over all outputs, each over the rows whose target is known; for y of any number of modes.
@@ -135,30 +218,17 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             raise TensorDropoutError(f"{name}.score: no output has two known targets in y; give more rows")
         return float(np.mean(each))
 
-    def _total_std(self, variance: Tensor) -> Tensor:
-        if self.noise_variance_ is None:
-            warnings.warn(
-                f"{type(self).__name__}: this std is the spread over the masks alone, far smaller than the error; fit "
-                "with calibrate=5 to add what held-out folds show",
-                UserWarning,
-                stacklevel=3,
-            )
-            return variance.sqrt()
-        return (variance + torch.from_numpy(self.noise_variance_).to(variance)).sqrt()
-
-    def _keep_residuals(self, y: Tensor, mean: Tensor, variance: Tensor, weights: Tensor | None) -> None:
-        """From held-out predictions (n, *output_shape): the noise beside the masks' spread, and scaled residuals.
-
-        Rows of weight 0 do not count.
-        """
-        w = y.new_ones(len(y)) if weights is None else weights.to(y)
-        errors, variance, w = (y - mean)[w > 0], variance[w > 0], w[w > 0]
-        known = w.view(-1, *[1] * (y.ndim - 1)) * ~errors.isnan()
-        noise = (known * (errors.square() - variance).nan_to_num()).sum(0) / known.sum(0).clamp(min=1e-30)
-        noise = noise.clamp(min=0)
-        std = (variance + noise).sqrt()
-        self.noise_variance_ = noise.cpu().numpy()
-        self.residuals_ = (errors / torch.where(std > 0, std, 1.0)).cpu().numpy()
+    def _keep_calibration(
+        self, errors: Tensor, h: Tensor | None, groups: Any, weights: Tensor | None, leverage: Leverage | None
+    ) -> None:
+        """From the errors of held-out predictions (n, *output_shape); rows of weight 0 do not count."""
+        numbers = np.arange(len(errors)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        groups = torch.from_numpy(numbers)
+        if weights is not None:
+            kept = (weights > 0).cpu()
+            errors, groups = errors[kept.to(errors.device)], groups[kept]
+            h = None if h is None else h[kept.to(h.device)]
+        self.calibration_ = calibrate(errors, h, groups, leverage)
 
     def _checked_targets(self, y: Any, x: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor | None]:
         """(n, *output_shape) on the device of x, one output for a vector; and the weights of the samples."""
@@ -227,8 +297,8 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         n_features_in_: the size of axis 1 of X, as scikit-learn has it.
         n_iter_: the number of iterations.
         loss_curve_: the objective after each of them.
-        noise_variance_: variance of held-out residuals beside that of the masks, per output; None without calibration.
-        residuals_: held-out residuals over their std; None without calibration.
+        calibration_: what held-out folds showed of the errors, a
+            :class:`tensor_dropout.calibration.regression.Calibration`; None without ``calibrate``.
 
     Example:
         >>> import numpy as np
@@ -292,16 +362,20 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             targets, weights = self._checked_targets(y, x, sample_weight)
             seed = self._seed()
             settings = self._fit_settings(weights, len(x))
-            self.noise_variance_ = self.residuals_ = None
+            self.calibration_ = self.cross_fits_ = None
             groups = check_groups(type(self).__name__, groups, len(x))
+            held_out = None
             if self.calibrate is not None:
-                self._calibrate(x, targets, weights, settings, seed, groups)
+                held_out = self._hold_out(x, targets, weights, settings, seed, groups)
             module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
+            if held_out is not None:
+                leverage = leverage_of(module, x, weights, settings["alpha"])
+                self._keep_calibration(*held_out, groups, weights, leverage)
             self._keep(module, settings, x)
             self._say_how_it_ended(ended)
         return self
 
-    def _calibrate(
+    def _hold_out(
         self,
         x: Tensor,
         y: Tensor,
@@ -309,24 +383,36 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         settings: dict[str, Any],
         seed: int,
         groups: np.ndarray | None,
-    ) -> None:
+    ) -> tuple[Tensor, Tensor | None]:
+        """Errors and leverages of all samples, each by a fit that had not seen it; keeps those fits."""
         name = type(self).__name__
         check_number(name, "calibrate", self.calibrate, 2, float("inf"), kind="int")
         n_folds = int(self.calibrate or 0)
         check_folds(name, "calibrate", n_folds, len(x), groups)
-        mean, variance = torch.zeros_like(y), torch.zeros_like(y)
         kind = KFold if groups is None else GroupKFold
         splitter = kind(n_folds, shuffle=True, random_state=seed % 2**31)
         folds = list(splitter.split(np.empty(len(x)), groups=groups))
         check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
+        errors, leverages, fits = y.clone(), torch.zeros_like(y), []
         for train, test in folds:
-            part = None if weights is None else weights[train]
-            module, ended = self._fit_module(x[train], y[train], part, dict(settings), "regression", seed)
+            part, own = None if weights is None else weights[train], dict(settings)
+            module, ended = self._fit_module(x[train], y[train], part, own, "regression", seed)
             if ended is not None and ended.interrupted:
                 raise KeyboardInterrupt
-            held_out = moments_of(module, x[test].to(next(module.parameters())))
-            mean[test], variance[test] = (each.to(y.dtype) for each in held_out)
-        self._keep_residuals(y, mean, variance, weights)
+            leverage = leverage_of(module, x[train], part, own["alpha"])
+            mean, h = hold_out(module, leverage, x[test])
+            errors[test] -= mean.to(y.dtype)
+            if h is not None:
+                leverages[test] = h.to(y.dtype)
+            counted = np.arange(len(test)) if weights is None else np.flatnonzero((weights[test] > 0).cpu().numpy())
+            fits.append(CrossFit(module, leverage, test[counted]))
+        kept = np.arange(len(x)) if weights is None else np.flatnonzero((weights > 0).cpu().numpy())
+        moved = self.channel_axis % x.ndim != 1
+        for fit in fits:  # among the rows that count
+            fit.rows = torch.from_numpy(np.searchsorted(kept, fit.rows))
+            fit.module = nn.Sequential(MoveChannels(self.channel_axis), fit.module) if moved else fit.module
+        self.cross_fits_ = fits
+        return errors, None if fits[0].leverage is None else leverages
 
     @classmethod
     def from_layer(cls, layer: TensorRegression, **settings: Any) -> TensorRegressor:
@@ -364,4 +450,4 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         self.theta_ = 1.0 if layer.dropout is None else float(layer.dropout.theta)
         self.alpha_ = None
         self.n_iter_, self.loss_curve_ = 0, []
-        self.noise_variance_ = self.residuals_ = None
+        self.calibration_ = self.cross_fits_ = None

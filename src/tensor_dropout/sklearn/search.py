@@ -30,6 +30,7 @@ from tensor_dropout.sklearn.candidates import (
 )
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
+from tensor_dropout.sklearn.held_out import leverage_of
 from tensor_dropout.sklearn.inputs import check_counts, check_folds, check_groups, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
 
@@ -174,8 +175,8 @@ class SearchMixin(TensorEstimator):
             for fold, group in tasks
         )
         for (fold, group), held_out in zip(tasks, results, strict=True):
-            for k, (mean, variance, seconds) in zip(group, held_out, strict=True):
-                candidates[k].held_out[fold] = mean.to(y.dtype), variance.to(y.dtype)
+            for k, (mean, h, seconds) in zip(group, held_out, strict=True):
+                candidates[k].held_out[fold] = mean.to(y.dtype), h
                 candidates[k].seconds.append(seconds)
             advance(len(group))
 
@@ -348,7 +349,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             The settings for each fold are those that were best in the other folds, so that errors of these predictions
             are not made small by the choice.
         held_out_fold_: (n,), the fold in which a sample was held out; -1 if in none. Of several folds it is the last,
-            and ``held_out_`` the mean of their predictions; ``residuals_`` has a row for each of them.
+            and ``held_out_`` the mean of their predictions; ``calibration_`` has an error for each of them.
         layer_, coef_, method_, ..: as in :class:`TensorRegressor`, fitted on all samples.
 
     Example:
@@ -421,11 +422,15 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             chosen = self._finish(candidates, scores, x, targets, weights, seed)
             self._keep_held_out(candidates, scores, splits, len(x))
             rows = np.concatenate([test for _, test in splits])
-            order = np.argsort(rows, kind="stable")
-            folds = [chosen.held_out[fold] for fold in range(len(splits))]
-            mean, variance = (torch.cat(parts)[order] for parts in zip(*folds, strict=True))
-            rows = rows[order]
-            self._keep_residuals(targets[rows], mean, variance, None if weights is None else weights[rows])
+            means, leverages = zip(*(chosen.held_out[fold] for fold in range(len(splits))), strict=True)
+            h = None if leverages[0] is None else torch.cat(leverages)
+            layer = self._regression()
+            leverage = None if layer is None else leverage_of(layer, x, weights, float(self.alpha_ or 0))
+            groups = np.arange(len(x)) if groups is None else check_groups(type(self).__name__, groups, len(x))
+            self.cross_fits_ = None
+            self._keep_calibration(
+                targets[rows] - torch.cat(means), h, groups[rows], None if weights is None else weights[rows], leverage
+            )
         return self
 
     def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
