@@ -268,7 +268,10 @@ def test_missing_points_and_a_number_beside_them(images, tmp_path):
     answer = invoke("predict", folder / "00.png", "--model", tmp_path / "fit", *BACKBONE[:2], "-o", tmp_path / "p.csv")
     assert answer.exit_code == 0, answer.output
     (row,) = read_csv(tmp_path / "p.csv")
-    assert list(row) == ["file", "x0", "y0", "age", "x0_std", "y0_std", "age_std"]
+    assert list(row) == [
+        "file",
+        *(f"{name}{end}" for end in ("", "_std", "_low", "_high") for name in ("x0", "y0", "age")),
+    ]
     assert 15 < float(row["age"]) < 32
 
 
@@ -345,16 +348,21 @@ def test_predictions_of_a_folder(points, images, tmp_path):
     folder, spots = images
     result = invoke("predict", folder, "--model", base / "fit", *BACKBONE[:2], "-o", tmp_path)
     assert result.exit_code == 0, result.output
-    assert "± is one standard deviation of the error" in result.output
+    assert "Intervals are those that hold for 90 % of the held-out images of the fit" in result.output
+    assert "±" not in result.output
     rows = read_csv(tmp_path / "predictions.csv")
-    assert list(rows[0]) == ["file", "spot_x", "spot_y", "spot_x_std", "spot_y_std"]
+    names = [f"{name}{end}" for end in ("", "_std", "_low", "_high") for name in ("spot_x", "spot_y")]
+    assert list(rows[0]) == ["file", *names]
+    low, value, high = (rows[0][f"spot_x{end}"] for end in ("_low", "", "_high"))
+    assert float(low) < float(value) < float(high)
     assert sorted(path.name for path in tmp_path.glob("*.png")) == [f"{n:02d}.png" for n in range(N)]
     head = open_fitted(base / "fit")
     maps = head.feature_maps(BACKBONE[1])
-    values, std = head.estimator.predict(maps.transform(sorted(folder.iterdir())), return_std=True)
+    features = maps.transform(sorted(folder.iterdir()))
+    expected = [*head.estimator.predict(features, return_std=True), *head.estimator.predict_interval(features)]
     sizes = np.array([Image.open(path).size for path in sorted(folder.iterdir())])
     said = np.array([[float(row[column]) for column in list(row)[1:]] for row in rows])
-    np.testing.assert_allclose(said, np.hstack([values * sizes, std * sizes]), rtol=1e-4)
+    np.testing.assert_allclose(said, np.hstack([each * sizes for each in expected]), rtol=1e-4)
     assert np.linalg.norm(said[:, :2] - spots, axis=1).mean() < 8  # of 48 or 96 pixels; seen in the fit
     headed = td.attach_head(maps, head.estimator).eval()
     with torch.no_grad():
@@ -378,13 +386,32 @@ def test_a_broken_file_does_not_stop_the_others(points, images, tmp_path):
     assert "b.png cannot be read" in fail("predict", tmp_path / "b.png", *options)
 
 
-def test_many_points_are_counted_and_their_mean_std_said(points, images, tmp_path, monkeypatch):
+def test_many_points_are_counted_and_the_mean_width_of_their_intervals_is_said(points, images, tmp_path, monkeypatch):
     monkeypatch.setattr(head_predictions, "SPELLED_OUT", 1)
     out = tmp_path / "p.csv"
     result = invoke("predict", images[0] / "03.png", "--model", points[0] / "fit", *BACKBONE[:2], "-o", out)
     (row,) = read_csv(out)
-    mean = (float(row["spot_x_std"]) + float(row["spot_y_std"])) / 2
-    assert f"03.png: 1 points, ± {mean:.2g} pixels on average" in result.output
+    mean = np.mean([float(row[f"{name}_high"]) - float(row[f"{name}_low"]) for name in ("spot_x", "spot_y")])
+    assert f"03.png: 1 points, 90 % intervals {mean:.2g} pixels wide on average" in result.output
+
+
+def test_the_coverage_is_asked_for(points, images, tmp_path):
+    options = [
+        images[0] / "03.png",
+        "--model",
+        points[0] / "fit",
+        *BACKBONE[:2],
+        "-o",
+        tmp_path / "p.csv",
+        "--coverage",
+    ]
+    result = invoke("predict", *options, "0.5")
+    assert "spot_x" in result.output
+    assert ", 50 % interval " in result.output
+    (row,) = read_csv(tmp_path / "p.csv")
+    assert float(row["spot_x_high"]) - float(row["spot_x_low"]) < 2 * float(row["spot_x_std"])
+    for wrong in ("0", "1", "90"):
+        assert "--coverage is a share between 0 and 1" in fail("predict", *options, wrong)
 
 
 def test_predictions_never_overwrite_the_images(points, images, tmp_path):

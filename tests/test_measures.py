@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy import optimize, stats
+from scipy import integrate, optimize, stats
 from sklearn import metrics
 
 from tensor_dropout.errors import TensorDropoutError
@@ -19,6 +19,7 @@ from tensor_dropout.metrics import measures
 from tensor_dropout.metrics import outcome_arrays as reading
 from tensor_dropout.metrics.measures import (
     fit_extra_variance,
+    normal_crps,
     reliability,
     risk_coverage,
     score_images,

@@ -246,12 +246,13 @@ class _Trained:
         described: list[dict[str, Any]] = []
         pictures: list[Path] = []
         if answer.points is not None and isinstance(self.reader, PointReader):
-            from tensor_dropout_lab.point_pictures import draw_panels
+            from tensor_dropout_lab.point_pictures import as_ellipses, draw_panels
 
+            places, std = answer.points
             pictures.append(stem.with_name(f"{stem.name}-points.png"))
-            spread = "" if answer.points[1] is None else " Ellipse: ± the spread over the masks, not the whole error."
-            caption = f"Blue: predicted.{spread}"
-            draw_panels(pictures[0], self.reader.show(path, *answer.points), caption)
+            spread = "" if std is None else " Ellipse: ± the spread over the masks, not the whole error."
+            ellipses = None if std is None else as_ellipses(std)
+            draw_panels(pictures[0], self.reader.show(path, places, ellipses), f"Blue: predicted.{spread}")
         if not answer.outputs:
             return described, pictures
         found = explain(self.network, x)

@@ -31,6 +31,7 @@ from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
 
 AT_ONCE = 32
 """How many images are in memory at once."""
+COVERAGE = 0.9
 SPELLED_OUT = 6
 """As many numbers are printed one by one."""
 
@@ -44,6 +45,7 @@ def predict_with_head(
     backbone: str | None = None,
     weights: str | os.PathLike[str] | None = None,
     device: str | None = None,
+    coverage: float = COVERAGE,
 ) -> FilePredictions:
     """Predict images with a fitted head, and write a table and pictures.
 
@@ -55,13 +57,16 @@ def predict_with_head(
         backbone: the network, if the record must not decide, or its place has changed.
         weights: the file of its weights, where that has another place now.
         device: where the network runs.
+        coverage: the share of new images whose targets are to lie inside the intervals.
 
     Raises:
         TensorDropoutError: if the fit or ``out`` does not fit, there are no files, or the only file cannot be read.
     """
     is_table = is_table_file(out)
+    if not 0 < coverage < 1:
+        raise TensorDropoutError(f"predict: --coverage is a share between 0 and 1, such as 0.9, got {coverage:g}")
     head = open_fitted(folder)
-    predictor = _Predictor(head, backbone, weights, device)
+    predictor = _Predictor(head, backbone, weights, device, coverage)
     draws = picture and not is_table and predictor.has_points
     if draws:
         check_drawing()
@@ -87,7 +92,7 @@ def predict_with_head(
             advance(len(chunk))
     write_table(table, list_rows(paths, rows, failures))
     if head.record["task"] == "regression":
-        lines.append("± is one standard deviation of the error, as the held-out images of the fit showed it.")
+        lines.append(predictor.explain())
     return FilePredictions(lines, [table, *written], failures, len(paths))
 
 
@@ -98,7 +103,7 @@ class _Answer:
     Attributes:
         text: to print.
         row: of the table, but for the file.
-        points: those to draw, as fractions, (points, 2), and their std; None where there are none to draw.
+        points: those to draw, as fractions, (points, axes), and matrices of ellipses around them; None for none.
     """
 
     text: str
@@ -114,10 +119,13 @@ class _Predictor:
         backbone: see :meth:`FittedHead.feature_maps`.
         weights: likewise.
         device: likewise.
+        coverage: of intervals and ellipses.
     """
 
-    def __init__(self, head: FittedHead, backbone: str | None, weights: Any, device: str | None) -> None:
-        self.head = head
+    def __init__(
+        self, head: FittedHead, backbone: str | None, weights: Any, device: str | None, coverage: float
+    ) -> None:
+        self.head, self.coverage = head, coverage
         self.maps = head.feature_maps(backbone, weights, device)
         self.maps.set_params(verbose=False)
         self.input_shape = tuple(head.record["maps"]["input_shape"])
@@ -168,38 +176,54 @@ class _Predictor:
     def _predict_numbers(self, features: np.ndarray, paths: Sequence[Path]) -> list[_Answer]:
         head = self.head
         values, std = head.estimator.predict(features, return_std=True)
-        shown = values, std
+        shown = [values, std, *head.estimator.predict_interval(features, self.coverage)]
         if head.in_pixels:
             sizes = np.array([self.reader.measure(path) for path in paths])
-            shown = scale_points(values, head.points, sizes), scale_points(std, head.points, sizes)
-        drawn = np.array(self.drawn)
+            shown = [scale_points(each, head.points, sizes) for each in shown]
+        points: list[Any] = [None] * len(paths)
+        if self.drawn:
+            points = list(zip(*head.estimator.predict_region(features, self.coverage, points=self.drawn), strict=True))
         answers = []
         for number in range(len(paths)):
-            numbers, deviations = (dict(zip(head.columns, each[number].tolist(), strict=True)) for each in shown)
-            row = {name: _round(value) for name, value in numbers.items()}
-            row |= {f"{name}_std": _round(value) for name, value in deviations.items()}
-            points = (values[number, drawn], std[number, drawn]) if self.drawn else None
-            answers.append(_Answer(_say(head, numbers, deviations), row, points))
+            named = [dict(zip(head.columns, each[number].tolist(), strict=True)) for each in shown]
+            row = {name: _round(value) for name, value in named[0].items()}
+            for ending, each in zip(("std", "low", "high"), named[1:], strict=True):
+                row |= {f"{name}_{ending}": _round(value) for name, value in each.items()}
+            answers.append(_Answer(self._say(*named), row, points[number]))
         return answers
+
+    def _say(
+        self, values: dict[str, float], std: dict[str, float], low: dict[str, float], high: dict[str, float]
+    ) -> str:
+        head, share = self.head, f"{100 * self.coverage:g} %"
+        if len(values) <= SPELLED_OUT:
+            told = (
+                f"{name} {format_uncertain(value, std[name]).split(' ')[0]}, {share} interval "
+                f"{' to '.join(format_uncertain(end[name], std[name]).split(' ')[0] for end in (low, high))}"
+                for name, value in values.items()
+            )
+            return "; ".join(told)
+        average = f"{np.mean([high[name] - low[name] for name in values]):.2g}"
+        if sum(map(len, head.points)) < len(values):
+            return f"{len(values)} numbers, {share} intervals {average} wide on average"
+        unit = "pixels" if head.in_pixels else "of the image side"
+        return f"{len(head.points)} points, {share} intervals {average} {unit} wide on average"
+
+    def explain(self) -> str:
+        """What an interval says, and what not."""
+        return (
+            f"Intervals are those that hold for {100 * self.coverage:g} % of the held-out images of the fit; new "
+            "images must be like them."
+        )
 
     def draw(self, path: Path, answer: _Answer, picture: Path) -> Path:
         """Draw the points on an image, or on slices of a volume."""
         from tensor_dropout_lab.point_pictures import draw_panels
 
         assert answer.points is not None
-        caption = "Blue: predicted. Ellipse: ± one standard deviation of the error."
+        caption = f"Blue: predicted. Ellipse: holds the point in {100 * self.coverage:g} % of images like the fit's."
         draw_panels(picture, self.reader.show(path, *answer.points), caption)
         return picture
-
-
-def _say(head: FittedHead, numbers: dict[str, float], deviations: dict[str, float]) -> str:
-    if len(numbers) > SPELLED_OUT:
-        average = f"{np.mean(list(deviations.values())):.2g}"
-        if sum(map(len, head.points)) < len(numbers):
-            return f"{len(numbers)} numbers, ± {average} on average"
-        unit = "pixels" if head.in_pixels else "of the image side"
-        return f"{len(head.points)} points, ± {average} {unit} on average"
-    return ", ".join(f"{name} {format_uncertain(value, deviations[name])}" for name, value in numbers.items())
 
 
 def _round(value: float) -> float:

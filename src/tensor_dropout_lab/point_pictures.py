@@ -35,14 +35,19 @@ class Panel:
         title: above it.
         predicted: where they are predicted; NaN for none.
         true: where they are; NaN where that is not known.
-        std: of the predictions, drawn as ellipses.
+        ellipses: around the predictions, (points, 2, 2): ``dᵀ M⁻¹ d = 1``.
     """
 
     image: np.ndarray
     title: str
     predicted: np.ndarray
     true: np.ndarray | None = None
-    std: np.ndarray | None = None
+    ellipses: np.ndarray | None = None
+
+
+def as_ellipses(std: np.ndarray) -> np.ndarray:
+    """Matrices (points, axes, axes) of ellipses with these half-axes, (points, axes)."""
+    return np.square(std)[..., None] * np.eye(std.shape[-1])
 
 
 def shrink(picture: Image) -> np.ndarray:
@@ -90,9 +95,13 @@ def _draw_panel(axis: Any, panel: Panel) -> None:
             axis.plot(*np.transpose([start, end]), color=PREDICTED, linewidth=0.8)
         axis.scatter(*true.T, s=16, facecolors="none", edgecolors="#000000", linewidths=1.8)
         axis.scatter(*true.T, s=16, facecolors="none", edgecolors=TRUE, linewidths=0.9)
-    if panel.std is not None:
-        for place, (across, down) in zip(places, 2 * panel.std * (width, height), strict=True):
-            axis.add_patch(Ellipse(place, across, down, facecolor="none", edgecolor=PREDICTED, linewidth=1.0))
+    if panel.ellipses is not None:
+        for place, matrix in zip(places, panel.ellipses * np.outer((width, height), (width, height)), strict=True):
+            lengths, directions = np.linalg.eigh(matrix)
+            across, down = 2 * np.sqrt(lengths.clip(min=0))
+            angle = math.degrees(math.atan2(directions[1, 0], directions[0, 0]))
+            shape = Ellipse(place, across, down, angle=angle, facecolor="none", edgecolor=PREDICTED, linewidth=1.0)
+            axis.add_patch(shape)
     axis.scatter(*places.T, s=7, color=PREDICTED, edgecolors="#000000", linewidths=0.4, zorder=3)
     axis.set(xlim=(0, width), ylim=(height, 0))
     axis.set_title(panel.title, fontsize=7, parse_math=False)  # names may have dollar signs

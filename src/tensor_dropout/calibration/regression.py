@@ -19,11 +19,11 @@ SHARES = tuple(step / 50 for step in range(50))
 
 @dataclass(frozen=True, eq=False)
 class Region:
-    """Ellipses in the plane: ``(p - center)ᵀ matrix⁻¹ (p - center) ≤ 1``.
+    """Ellipses, or ellipsoids: ``(p - center)ᵀ matrix⁻¹ (p - center) ≤ 1``.
 
     Attributes:
-        center: (n, points, 2).
-        matrix: (n, points, 2, 2).
+        center: (n, points, axes).
+        matrix: (n, points, axes, axes).
     """
 
     center: Tensor
@@ -65,23 +65,23 @@ class Calibration:
     def regions(
         self, mean: Tensor, std: Tensor, points: Sequence[Sequence[int]], coverage: float
     ) -> tuple[Region, Quantile]:
-        """Ellipses that hold points of the plane, both coordinates at once.
+        """Ellipses that hold points of the plane or of space, all coordinates at once.
 
         Args:
             mean: (n, outputs).
             std: (n, outputs).
-            points: pairs of outputs.
+            points: the outputs that are the coordinates of each point, equally many.
             coverage: of each point.
         """
-        pairs = torch.as_tensor([list(pair) for pair in points])  # (P, 2)
-        scores = self.scores.flatten(1)[:, pairs]  # (m, P, 2)
+        pairs = torch.as_tensor([list(pair) for pair in points])  # (P, axes)
+        scores = self.scores.flatten(1)[:, pairs]  # (m, P, axes)
         known = ~scores.isnan().any(-1, keepdim=True)
         filled = torch.where(known, scores, 0.0)
         shape = torch.einsum("npi,npj->pij", filled, filled) / known.sum(0).clamp(min=1)[..., None]
-        shape = shape + 1e-9 * torch.eye(2).to(shape)  # errors on a line
+        shape = shape + 1e-9 * torch.eye(shape.shape[-1]).to(shape)  # errors on a line
         lengths = torch.einsum("npi,pij,npj->np", filled, torch.linalg.inv(shape), filled).clamp(min=0).sqrt()
         radius = conformal_quantile(torch.where(known[..., 0], lengths, torch.nan), self.groups, coverage)
-        deviations = std[:, pairs]  # (n, P, 2)
+        deviations = std[:, pairs]  # (n, P, axes)
         reach = radius.value.square().to(std)[:, None, None] * shape.to(std)
         return Region(mean[:, pairs], deviations[..., :, None] * reach * deviations[..., None, :]), radius
 

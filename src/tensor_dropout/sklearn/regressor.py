@@ -101,27 +101,28 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         return self._give(mean - half, X), self._give(mean + half, X)
 
     def predict_region(self, X: Any, coverage: float = 0.9, *, points: Any = None) -> tuple[Any, Any]:
-        """Ellipses that hold points of the plane, both coordinates of a point at once.
+        """Ellipses that hold points of the plane or of space, all coordinates of a point at once.
 
         Args:
             X: (n, *input_shape).
             coverage: the share of new samples whose point is to fall inside, for each point by itself.
-            points: pairs of outputs that are the coordinates of one point; None takes outputs 0 and 1, 2 and 3, ….
+            points: the outputs that are the coordinates of each point, two or three; None takes 0 and 1, 2 and 3, ….
 
         Returns:
             Centers (n, points, 2) and matrices M (n, points, 2, 2): a point p is inside where
             ``(p - center)ᵀ M⁻¹ (p - center) ≤ 1``. As for ``predict_interval``, no theorem guarantees the coverage.
 
         Raises:
-            TensorDropoutError: if the outputs are no pairs, or there are no held-out errors.
+            TensorDropoutError: if the outputs are no such points, or there are no held-out errors.
         """
         name = f"{type(self).__name__}.predict_region"
         calibration = self._checked_calibration("predict_region", coverage)
         outputs = math.prod(self.output_shape_)
         pairs = [(k, k + 1) for k in range(0, outputs, 2)] if points is None else [tuple(pair) for pair in points]
-        if not pairs or any(len(pair) != 2 or not all(0 <= k < outputs for k in pair) for pair in pairs):
+        axes = {len(pair) for pair in pairs}
+        if axes not in ({2}, {3}) or not all(0 <= k < outputs for pair in pairs for k in pair):
             raise TensorDropoutError(
-                f"{name}: points are pairs of the outputs 0 to {outputs - 1}, got "
+                f"{name}: points are pairs, or triples, of the outputs 0 to {outputs - 1}, got "
                 f"{f'{outputs} outputs' if points is None else repr(points)}"
             )
         mean, _ = self._moments(X, variance=False)

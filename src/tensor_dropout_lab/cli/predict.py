@@ -47,6 +47,10 @@ def predict(
     device: Annotated[
         str | None, typer.Option(help="Of a fit: where the network runs, cpu or cuda.", show_default="cpu")
     ] = None,
+    coverage: Annotated[
+        float | None,
+        typer.Option(help="Of a fit: the share of new images that intervals are to hold for.", show_default="0.9"),
+    ] = None,
 ) -> None:
     """Show what a trained network says about files that are like those it was trained on, and where it looks.
 
@@ -55,8 +59,8 @@ def predict(
     slices of the scan, under the contribution of every position of the last feature map to the output.
 
     With the folder of tensor-dropout fit: a table of the points or numbers, in the units of the fit's own table, each
-    with ± one standard deviation of the error as held-out images showed it; and the points drawn on each image. Of
-    classes, the class and its probability.
+    with an interval that held for 90 % of its held-out images (x_low, x_high) and the standard deviation of its error
+    (x_std); and the points drawn on each image, in ellipses. Of classes, the class and its probability.
 
     Of several files, one that cannot be predicted does not stop the others: its row in the table has the reason under
     "error", and the exit status is 1.
@@ -72,7 +76,8 @@ def predict(
     with report_failure("predict", "files that were written are whole"):
         spare_other_programs()
         run, given = _choose_run(files, model)
-        done = _predict(run, given, out, picture=picture, backbone=backbone, weights=weights, device=device)
+        of_fit = {"backbone": backbone, "weights": weights, "device": device, "coverage": coverage}
+        done = _predict(run, given, out, picture=picture, **of_fit)
         for line in done.lines:
             typer.echo(line)
         typer.echo("Wrote:")
@@ -91,7 +96,8 @@ def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit
     if fit is not None:
         from tensor_dropout_lab.head_predictions import predict_with_head
 
-        return predict_with_head(fit, given, out, picture=picture, **of_fit)
+        asked = {name: value for name, value in of_fit.items() if value is not None}
+        return predict_with_head(fit, given, out, picture=picture, **asked)
     if not run.exists():
         raise TensorDropoutError(f"predict: there is no {run}; --model is the folder of a finished run, or of a fit")
     named = [f"--{name}" for name, value in of_fit.items() if value is not None]

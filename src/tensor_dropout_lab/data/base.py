@@ -224,8 +224,8 @@ class PointReader(FileReader, Protocol):
         """What a fraction of each axis is multiplied by to be in its unit."""
         ...
 
-    def show(self, path: Path, predicted: np.ndarray, std: np.ndarray | None) -> list[Panel]:
-        """The file with points (P, axes) on it, as fractions, to be drawn."""
+    def show(self, path: Path, predicted: np.ndarray, ellipses: np.ndarray | None) -> list[Panel]:
+        """The file with points (P, axes) on it, as fractions, and matrices (P, axes, axes) of ellipses around them."""
         ...
 
 

@@ -107,13 +107,13 @@ class TableReader:
         width, height = self._open(path, read_size)
         return float(width), float(height)
 
-    def show(self, path: Path, predicted: np.ndarray, std: np.ndarray | None) -> list[Panel]:
+    def show(self, path: Path, predicted: np.ndarray, ellipses: np.ndarray | None) -> list[Panel]:
         """The whole picture, upright, with points on it; or three slices of a volume through their centre."""
         from tensor_dropout_lab.point_pictures import Panel, shrink
 
         if self.are_volumes:
-            return slice_at_points(self._open(path, read_volume)[0], predicted, std)
-        return [Panel(shrink(self._open(path, decode_picture)), path.name, predicted, std=std)]
+            return slice_at_points(self._open(path, read_volume)[0], predicted, ellipses)
+        return [Panel(shrink(self._open(path, decode_picture)), path.name, predicted, ellipses=ellipses)]
 
     def _decode(self, path: Path) -> Tensor:
         image = self._open(path, lambda stream: decode_image(stream, self.shape))
@@ -135,8 +135,11 @@ class TableReader:
             ) from error
 
 
-def slice_at_points(volume: Tensor, predicted: np.ndarray, std: np.ndarray | None) -> list[Panel]:
-    """Three slices of a volume (X, Y, Z) through the centre of points (P, 3), with all points on each."""
+def slice_at_points(volume: Tensor, predicted: np.ndarray, ellipses: np.ndarray | None) -> list[Panel]:
+    """Three slices of a volume (X, Y, Z) through the centre of points (P, 3), with all points on each.
+
+    Ellipsoids (P, 3, 3) are drawn as their shadows on the slice.
+    """
     from tensor_dropout_lab.point_pictures import Panel
 
     low, high = np.quantile(volume.numpy(), (0.01, 0.995))
@@ -151,5 +154,9 @@ def slice_at_points(volume: Tensor, predicted: np.ndarray, std: np.ndarray | Non
         image = np.repeat((255 * rows).astype(np.uint8)[..., None], 3, axis=2)
         points = np.stack([predicted[:, across], 1 - predicted[:, up]], axis=1)
         title = f"{name}, {'xyz'[fixed]} = {place} of {cells}"
-        panels.append(Panel(image, title, points, std=None if std is None else std[:, [across, up]]))
+        shadows = None
+        if ellipses is not None:
+            turned = np.array([1.0, -1.0])  # up is down in a picture
+            shadows = ellipses[:, [across, up]][:, :, [across, up]] * np.outer(turned, turned)
+        panels.append(Panel(image, title, points, ellipses=shadows))
     return panels
