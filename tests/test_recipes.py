@@ -104,6 +104,7 @@ FIGURES = {
     "beyond-laptop-search": LAPTOP,
     "beyond-laptop": LAPTOP,
     "beyond-laptop-settings": ["Randomized CP", "Randomized Tucker"],
+    "beyond-defaults": ["Randomized CP", "Randomized Tucker"],
     "beyond-small": SIX,
     "beyond-labels": SIX,
     "beyond-unknown": [

@@ -241,7 +241,7 @@ DRAWN = {
         ("imagenet", "mri", "mri-small", "mri-uncertainty", "mri-tuning", "cifar100", "cifar100-tuning"), 0
     ),
     **dict.fromkeys(("beyond-search", "beyond-best", "beyond-small", "beyond-labels", "beyond-unknown"), 0),
-    **dict.fromkeys(("beyond-laptop-search", "beyond-laptop", "beyond-laptop-settings"), 0),
+    **dict.fromkeys(("beyond-laptop-search", "beyond-laptop", "beyond-laptop-settings", "beyond-defaults"), 0),
     "beyond-attacks": 2,
 }
 """Pictures of a section of miniatures, if it is not one."""

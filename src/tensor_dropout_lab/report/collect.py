@@ -39,6 +39,7 @@ _BUILDERS: dict[str, Callable[[Part], Section]] = {
     "beyond-search": build_tuning,
     "beyond-laptop-search": build_tuning,
     "beyond-laptop-settings": build_settings,
+    "beyond-defaults": build_settings,
     "beyond-small": build_conditions,
     "beyond-labels": build_conditions,
     "beyond-unknown": build_unknown,
