@@ -81,9 +81,9 @@ def test_everybody_is_predicted_once_beside_the_baselines(scans, runs):
 def test_one_scan_gets_a_picture_and_a_record(scans, runs, tmp_path):
     output = invoke("predict", scans / "sub-001" / "anat" / "sub-001_T1w.nii.gz", "--model", runs[0], "-o", tmp_path)
     record = json.loads((tmp_path / "sub-001_T1w.json").read_text("utf-8"))
-    assert record["std"]["age"] > 0
+    assert record["masks_std"]["age"] > 0
     assert record["unit"] == {"age": "years"}
-    assert re.search(r"age \d+\.\d+ ± \d+\.\d+ years", output)
+    assert re.search(r"age \d+\.\d+ years, no interval \(masks \d+(\.\d+)?\)", output)
     assert (tmp_path / "sub-001_T1w.png").read_bytes().startswith(b"\x89PNG")
     (map_,) = record["explanation"]
     assert np.sum(map_["contributions"]) + map_["bias"] == pytest.approx(record["prediction"]["age"], abs=1e-3)
@@ -92,9 +92,9 @@ def test_one_scan_gets_a_picture_and_a_record(scans, runs, tmp_path):
 def test_a_folder_becomes_a_table(scans, runs, tmp_path):
     invoke("predict", scans, "--model", runs[0], "-o", tmp_path / "ages.csv")
     rows = read_table(tmp_path / "ages.csv")
-    assert list(rows[0]) == ["file", "age", "age_std"]
+    assert list(rows[0]) == ["file", "age", "age_masks"]
     assert len(rows) == PEOPLE
-    assert all(float(row["age_std"]) > 0 for row in rows)
+    assert all(float(row["age_masks"]) > 0 for row in rows)
     tested = {row["name"]: row for row in read_table(runs[0] / "predictions.csv")}
     for row in rows:
         name = Path(row["file"]).relative_to(scans).as_posix().removesuffix(".nii.gz")
@@ -120,7 +120,7 @@ def test_one_bad_scan_does_not_cost_the_table(scans, runs, tmp_path, out):
     assert line.endswith(f"in the column error of {table}")
     rows = read_table(table)
     records = ["record"] if out == "results" else []
-    assert list(rows[0]) == ["file", *records, "age", "age_std", "error"]
+    assert list(rows[0]) == ["file", *records, "age", "age_masks", "error"]
     assert [Path(row["file"]).name for row in rows] == [f"sub-00{number}_T1w.nii.gz" for number in (1, 2, 3)]
     assert [bool(row["age"]) for row in rows] == [True, False, True]
     assert [bool(row["error"]) for row in rows] == [False, True, False]

@@ -370,13 +370,16 @@ def test_a_scan_gets_a_number_a_record_and_a_picture(scans, trained, tmp_path, h
     age = record["prediction"]["age"]
     assert age == pytest.approx(float(expected.mean), rel=1e-6)
     if random:
-        assert record["std"]["age"] == pytest.approx(float(expected.std), rel=1e-5)
-        assert f"{scan}: age {format_uncertain(age, record['std']['age'])} years\n" in output
-        assert " ± " in output
+        masks = record["masks_std"]["age"]
+        assert masks == pytest.approx(float(expected.std), rel=1e-5)
+        said = f"age {format_uncertain(age, masks)} years, no interval (masks {masks:.2g})"
+        assert f"{scan}: {said}\n" in output
     else:
-        assert record["std"] is None
-        assert f"{scan}: age {age:.4g} years\n" in output
-        assert "±" not in output
+        assert record["masks_std"] is None
+        assert f"{scan}: age {age:.4g} years, no interval\n" in output
+    assert "No calibration: nobody measured how far off these are" in output
+    assert "±" not in output
+    assert (record["interval"], record["coverage"]) == (None, None)
     (explanation,) = record["explanation"]
     assert np.array(explanation["contributions"]).shape == net.feature_shape[1:]
     assert np.sum(explanation["contributions"]) + explanation["bias"] == pytest.approx(age, rel=1e-5)
@@ -411,9 +414,9 @@ def test_several_targets_have_a_picture_each(scans, trained, tmp_path):
     output = predict(first(scans, "*.nii.gz"), "--model", trained("two"), "--out", tmp_path)
     record = read_record(tmp_path / "sub-00_T1w.json")
     assert record["unit"] == {"age": "years", "height": "cm"}
-    assert list(record["std"]) == ["age", "height"]
-    assert output.count(" ± ") == 2
-    assert " cm\n" in output
+    assert list(record["masks_std"]) == ["age", "height"]
+    assert output.count(" (masks ") == 2
+    assert " cm, no interval (masks " in output
     for target, explanation in zip(("age", "height"), record["explanation"], strict=True):
         assert explanation["picture"] == f"sub-00_T1w-{target}.png"
         total = np.sum(explanation["contributions"]) + explanation["bias"]
@@ -436,12 +439,12 @@ def test_many_files_have_a_table_too(scans, trained, tmp_path, monkeypatch):
     with (tmp_path / "out" / "predict" / "predictions.csv").open() as stream:
         rows = list(csv.DictReader(stream))
     assert [row["file"] for row in rows] == ["in/a/sub-00_T1w.nii.gz", "in/b/sub-00_T1w.nii.gz", str(scan)]
-    assert list(rows[0]) == ["file", "record", "age", "age_std"]
+    assert list(rows[0]) == ["file", "record", "age", "age_masks"]
     for row, stem in zip(rows, stems, strict=True):
         record = read_record(tmp_path / "out" / "predict" / f"{stem}.json")
         assert record["file"] == row["file"]
         assert float(row["age"]) == record["prediction"]["age"]
-    assert output.count(" ± ") == 3
+    assert output.count(" (masks ") == 3
     assert "and 3 more in out/predict" in output
 
 

@@ -328,6 +328,43 @@ def test_widened_intervals_cover_new_examples():
     assert widen({"target": [1.0], "output": [1.0]}, 4.0)["std"].tolist() == [[2.0]]
 
 
+@pytest.mark.parametrize(("output", "std", "target"), [(0, 1, 0), (1.5, 0.3, 1), (-2, 4, 3), (70, 0.5, 73), (0, 2, -9)])
+def test_crps_is_the_integral_of_its_definition(output, std, target):
+    def misfit(t):
+        return (stats.norm(output, std).cdf(t) - (t >= target)) ** 2
+
+    low, high = min(output, target) - 12 * std, max(output, target) + 12 * std
+    expected = integrate.quad(misfit, low, high, points=[target], limit=200)[0]
+    assert normal_crps([output], [std], [target]) == pytest.approx(expected, rel=1e-7)
+
+
+def test_crps_is_the_distance_to_the_target_less_half_that_of_two_draws():
+    """E|Y' − y| − ½ E|Y' − Y''|, averaged over rows and targets."""
+    outcome, random = draw_numbers(n=40, targets=3), np.random.default_rng(5)
+    draws = outcome["output"] + outcome["std"] * random.standard_normal((20000, 40, 3))
+    apart = np.abs(draws[:10000] - draws[10000:]).mean(0)
+    expected = (np.abs(draws - outcome["target"]).mean(0) - apart / 2).mean()
+    found = normal_crps(outcome["output"], outcome["std"], outcome["target"])
+    assert found == pytest.approx(expected, rel=2e-3)
+    each = [normal_crps(*(outcome[name][:, t] for name in ("output", "std", "target"))) for t in range(3)]
+    assert found == pytest.approx(np.mean(each), rel=1e-12)
+
+
+@pytest.mark.parametrize("std", [0.0, 5e-324, 1e-200, 1e-12])
+def test_crps_of_a_sure_prediction_is_the_absolute_error(std):
+    with np.errstate(all="raise", under="ignore"):
+        assert normal_crps([1.0, -2.0, 3.0, 1e300], [std] * 4, [4.0, -2.5, 3.0, 1e300]) == pytest.approx(3.5 / 4)
+    assert normal_crps([[1.0, 5.0]], [[0.0, 1.0]], [[3.0, 5.0]]) == pytest.approx((2 + normal_crps([0], [1], [0])) / 2)
+
+
+def test_crps_is_lowest_for_the_true_std_and_has_the_unit_of_the_target():
+    outcome = draw_numbers(n=20000, targets=1)
+    scores = [normal_crps(outcome["output"], scale * outcome["std"], outcome["target"]) for scale in (0.7, 1.0, 1.4)]
+    assert scores[1] == min(scores)
+    scaled = normal_crps(*(7 * outcome[name] for name in ("output", "std", "target")))
+    assert scaled == pytest.approx(7 * scores[1], rel=1e-12)
+
+
 # Intervals.
 
 
@@ -615,6 +652,10 @@ def test_empty_outcomes_are_refused(outcome):
         (lambda: widen(NUMBERS, -1.0), "extra is a variance"),
         (lambda: widen(NUMBERS, math.nan), "extra is a variance"),
         (lambda: widen(NUMBERS, np.ones(7)), "one for each of the"),
+        (lambda: normal_crps([0.0], [-1.0], [0.0]), "normal_crps: std must be 0 or more"),
+        (lambda: normal_crps([0.0], [1.0, 1.0], [0.0]), r"normal_crps: .*one shape \(N, T\).*std \(2, 1\)"),
+        (lambda: normal_crps([0.0], [1.0], [math.nan]), "normal_crps: target has NaN"),
+        (lambda: normal_crps([], [], []), "normal_crps: target is empty"),
         (lambda: risk_coverage([], []), "certainty is empty"),
         (lambda: risk_coverage([1.0], [1.0, 2.0]), "one number per row"),
         (lambda: risk_coverage([math.nan], [1.0]), "certainty has NaN"),

@@ -503,7 +503,7 @@ def test_predictions_come_in_the_unit_of_the_table_with_the_points_drawn(folder:
     sides = {"x0": "width", "y0": "height", "x1": "width", "y1": "height"}
     assert answers["fractions"]["unit"] == {name: f"of the {side}" for name, side in sides.items()} | {"age": None}
     scale = {name: WIDTH if side == "width" else HEIGHT for name, side in sides.items()} | {"age": 1}
-    for key in ("prediction", "std"):
+    for key in ("prediction", "masks_std"):
         for name, value in answers["fractions"][key].items():
             assert answers["pixels"][key][name] == pytest.approx(value * scale[name], rel=1e-4)
     written = sorted(path.name for path in (tmp_path / "out/fractions").iterdir())

@@ -560,9 +560,9 @@ def test_a_scan_is_predicted_as_in_the_run(scans, scanned, tmp_path):
     for row, again in zip(rows, predicted, strict=True):
         # The run's volumes are stored in float16.
         assert float(again["age"]) == pytest.approx(float(row["predicted"]), abs=0.05)
-        assert float(again["age_std"]) == pytest.approx(float(row["std"]), rel=0.01)
-    age, std = (float(predicted[0][key]) for key in ("age", "age_std"))
-    assert f"{files[0]}: age {format_uncertain(age, std)} years\n" in result.output
+        assert float(again["age_masks"]) == pytest.approx(float(row["std"]), rel=0.01)
+    age, std = (float(predicted[0][key]) for key in ("age", "age_masks"))
+    assert f"{files[0]}: age {format_uncertain(age, std)} years, no interval (masks {std:.2g})\n" in result.output
 
 
 def test_a_whole_folder_is_predicted(scans, scanned, tmp_path):
@@ -670,7 +670,7 @@ def test_ixi_trains_and_predicts(tmp_path):
     with (tmp_path / "age.csv").open() as file:
         (predicted,) = csv.DictReader(file)
     assert float(predicted["age"]) == pytest.approx(float(row["predicted"]), abs=0.2)
-    assert float(predicted["age_std"]) > 0
+    assert float(predicted["age_masks"]) > 0
 
 
 def test_ls_leaves_out_what_cannot_be_read(digits, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,6 +18,9 @@ from tensor_dropout.layers.moments import Moments
 from tensor_dropout.layers.randomized import in_full_precision, randomized_layers
 from tensor_dropout.layers.regression import TensorRegression
 
+if TYPE_CHECKING:
+    from tensor_dropout.calibration.model import ModelCalibration
+
 
 class Prediction(NamedTuple):
     """What :func:`predict` returns; entries that a mode or task does not give are None.
@@ -28,6 +31,8 @@ class Prediction(NamedTuple):
         probs: the softmax averaged over the masks (classification).
         entropy: the entropy of ``probs`` in nats: total uncertainty.
         mutual_information: ``entropy`` minus the mean entropy of single draws: what the masks disagree about.
+        low, high: the ends of calibrated intervals of a regression's outputs, with ``coverage``.
+        sets: (B, classes), which classes are in the calibrated set of each input, with ``coverage``.
     """
 
     mean: Tensor
@@ -35,6 +40,9 @@ class Prediction(NamedTuple):
     probs: Tensor | None = None
     entropy: Tensor | None = None
     mutual_information: Tensor | None = None
+    low: Tensor | None = None
+    high: Tensor | None = None
+    sets: Tensor | None = None
 
 
 def predict(
@@ -44,6 +52,8 @@ def predict(
     mode: Literal["mean", "sample", "exact"] = "mean",
     n_samples: int = 32,
     task: Literal["classification", "regression"] | None = None,
+    coverage: float | None = None,
+    calibration: ModelCalibration | None = None,
 ) -> Prediction:
     """Predict with uncertainty; the network is put in ``eval`` mode for the call, without gradients.
 
@@ -63,10 +73,13 @@ def predict(
         mode: see above.
         n_samples: the number of draws.
         task: "classification" or "regression"; None takes outputs (B, O) with O > 1 for logits.
+        coverage: with a calibration: the share of new targets that ``low`` to ``high``, or ``sets``, are to hold. The
+            std stays that of the masks, which is no error.
+        calibration: of this network, from :func:`td.calibrate`; for classes ``probs`` have its temperature, too.
 
     Raises:
-        TensorDropoutError: if nothing is random or the masks are fixed, or for "exact" if the randomness is not only in
-            the last layer.
+        TensorDropoutError: if nothing is random or the masks are fixed, for "exact" if the randomness is not only in
+            the last layer, or if there is no calibration, or one of another network.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -91,6 +104,8 @@ def predict(
             f"predict: mode={mode!r} is about all masks, but those of {type(model).__name__} are fixed; call it "
             "outside td.fixed_masks, or use mode='mean'"
         )
+    if coverage is not None or calibration is not None:
+        return _predict_calibrated(model, x, mode, n_samples, coverage, calibration)
     with _turn(model), torch.no_grad(), evaluating(model):
         if mode == "exact":
             return _predict_exact(model, x, n_samples, task)
@@ -101,6 +116,27 @@ def predict(
         with at_test(model, "mean"):
             output = _run(model, x)
         return _describe(output, None, output.unsqueeze(0), task)
+
+
+def _predict_calibrated(
+    model: nn.Module,
+    x: Tensor,
+    mode: Literal["mean", "sample", "exact"],
+    n_samples: int,
+    coverage: float | None,
+    calibration: ModelCalibration | None,
+) -> Prediction:
+    if calibration is None:
+        raise TensorDropoutError(
+            f"predict: coverage={coverage!r} needs a calibration, and there is none; make one with td.calibrate(model, "
+            "x, y) on examples that the network was not trained on"
+        )
+    if coverage is not None and not (isinstance(coverage, float) and 0 < coverage < 1):
+        raise TensorDropoutError(f"predict: coverage is a number between 0 and 1, such as 0.9, got {coverage!r}")
+    calibration.check(model, "predict")
+    mode = "exact" if calibration.uses_masks else mode
+    found = predict(model, x, mode=mode, n_samples=n_samples, task=calibration.task)
+    return calibration.widen(found, coverage)
 
 
 _TURNS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from tensor_dropout.atomic_files import replacing
+from tensor_dropout.calibration.model import ModelCalibration
+from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.files import load
 from tensor_dropout.layers.randomized import randomized_layers
+from tensor_dropout.prediction import Prediction
 from tensor_dropout.prediction import predict as predict_batch
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.data.base import FileReader, PointReader, name_targets
+from tensor_dropout_lab.evaluation.calibrating import FILE, read_calibration
 from tensor_dropout_lab.explanation import explain
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.fitted_head import check_folder
@@ -29,6 +33,8 @@ from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.runs import data_options, read_finished_run
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz", ".zip")
+COVERAGE = 0.9
+"""Of intervals, where nothing else is asked for."""
 _SPELLED_OUT = 6
 """As many numbers are printed one by one."""
 
@@ -59,7 +65,9 @@ class FilePredictions:
             raise TensorDropoutError(_describe_failures(self.failures, self.count, self.written[0]))
 
 
-def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = True) -> FilePredictions:
+def predict_files(
+    run: Path, given: list[Path], out: Path, *, picture: bool = True, coverage: float = COVERAGE
+) -> FilePredictions:
     """Predict files with the network of a finished run, and write tables, records and pictures.
 
     Args:
@@ -67,14 +75,16 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
         given: files like those it was trained on, or folders of them.
         out: a folder; or a .csv file, for a table alone.
         picture: whether to draw where the network looks.
+        coverage: the share of new files that intervals are to hold for, where the run was calibrated.
 
     Raises:
         TensorDropoutError: if the run or ``out`` does not fit, there are no files, or the only file cannot be read.
     """
     is_table = is_table_file(out)
+    check_coverage(coverage)
     if picture and not is_table:
         check_drawing()
-    trained = _open_run(run)
+    trained = _open_run(run, coverage)
     paths = list_files(given, trained.reader)
     names = name_results(paths)
     table = out if is_table else out / "predictions.csv"
@@ -107,8 +117,7 @@ def predict_files(run: Path, given: list[Path], out: Path, *, picture: bool = Tr
         write_table(table, rows if is_table else _add_records(rows, names))
         written = [table, *written]
     lines = [str(answer) for answer in answers]
-    if any(" ± " in answer.text for answer in answers):
-        lines.append("± is the spread over the masks, not the whole error: see the test errors of the run.")
+    lines += [trained.explain()] if answers else []
     return FilePredictions(lines, written, failures, len(paths))
 
 
@@ -121,7 +130,7 @@ class _Answer:
         row: of the table.
         record: the JSON.
         outputs: those whose maps are drawn.
-        points: those to draw on the image, as fractions, (points, axes), and their std; None for none.
+        points: those to draw on the image, as fractions, (points, axes), and matrices of ellipses; None for none.
     """
 
     text: str
@@ -156,6 +165,8 @@ class _Trained:
         classes: their names, or None.
         model: run and fingerprint, for the record.
         points: which targets are the coordinates of each point.
+        calibration: what held-out examples said of its errors, if it was calibrated.
+        coverage: of intervals.
     """
 
     reader: FileReader
@@ -165,6 +176,21 @@ class _Trained:
     classes: list[str] | None
     model: dict[str, Any]
     points: list[tuple[int, ...]]
+    calibration: ModelCalibration | None
+    coverage: float
+
+    def explain(self) -> str:
+        """What the numbers say, and what not."""
+        if self.calibration is None:
+            return (
+                "No calibration: nobody measured how far off these are; tensor-dropout calibrate does. Masks: the "
+                "spread over the masks, a small part of the error."
+            )
+        about = self.calibration.about
+        return (
+            f"{100 * self.coverage:g} % intervals and sets: as {about['examples']} {about['split']} examples of "
+            f"{about['data']} showed; new files must be like them."
+        )
 
     def read(self, path: Path) -> Tensor:
         """(1, *input_shape), prepared as in training."""
@@ -175,38 +201,67 @@ class _Trained:
         """What the network says about one file."""
         return self._ask_class(path, x) if self.targets is None else self._ask_number(path, x, self.targets)
 
+    def _asked(self) -> dict[str, Any]:
+        return {} if self.calibration is None else {"coverage": self.coverage, "calibration": self.calibration}
+
     def _ask_number(self, path: Path, x: Tensor, targets: list[str]) -> _Answer:
-        mode = "exact" if len(randomized_layers(self.network)) == 1 else "mean"
-        prediction = predict_batch(self.network, x, mode=mode, task="regression")  # type: ignore[arg-type]
-        mean, std = prediction.mean[0].cpu(), None if prediction.std is None else prediction.std[0].cpu()
+        mode: Any = "exact" if len(randomized_layers(self.network)) == 1 else "mean"
+        found = predict_batch(self.network, x, mode=mode, task="regression", **self._asked())
         scale = self._find_scale(path, targets)
-        values = dict(zip(targets, (mean * scale).tolist(), strict=True))
-        deviations = None if std is None else dict(zip(targets, (std * scale).tolist(), strict=True))
+        parts = {"": found.mean, "_low": found.low, "_high": found.high, "_masks": found.std}
+        known = {
+            ending: dict(zip(targets, (values[0].cpu() * scale).tolist(), strict=True))
+            for ending, values in parts.items()
+            if values is not None
+        }
         drawn = {column for point in self.points for column in point}
         said, outputs = [], []
         for index, name in enumerate(targets):
             unit = self.units.get(name)
-            number = format_uncertain(values[name], None if deviations is None else deviations[name])
-            said.append(f"{name} {number}{f' {unit}' if unit else ''}")
+            said.append(f"{name} {self._say_number(known, name, unit)}")
             if index not in drawn:
                 outputs.append(_Output(index, name, said[-1], f"{name} ({unit})" if unit else name))
         more = [f"and {len(said) - _SPELLED_OUT} more"] if len(said) > _SPELLED_OUT else []
-        row = {"file": str(path), **values}
-        row |= {f"{name}_std": deviation for name, deviation in (deviations or {}).items()}
+        row = {"file": str(path)}
+        row |= {f"{name}{ending}": value for ending, values in known.items() for name, value in values.items()}
+        interval = {name: [known["_low"][name], known["_high"][name]] for name in targets} if "_low" in known else None
         record = {
             "file": str(path),
             "task": "regression",
-            "prediction": values,
-            "std": deviations,
+            "prediction": known[""],
+            "interval": interval,
+            "coverage": None if interval is None else self.coverage,
+            "masks_std": known.get("_masks"),
             "unit": {name: self.units.get(name) for name in targets},
             "mode": mode,
             "model": self.model,
         }
-        points = None
-        if self.points:
-            columns = np.array(self.points)
-            points = mean.numpy()[columns], None if std is None else std.numpy()[columns]
-        return _Answer(", ".join(said[:_SPELLED_OUT] + more), row, record, tuple(outputs), points)
+        return _Answer("; ".join(said[:_SPELLED_OUT] + more), row, record, tuple(outputs), self._draw_points(found))
+
+    def _say_number(self, known: dict[str, dict[str, float]], name: str, unit: str | None) -> str:
+        """``29.9 years, 90 % interval 14 to 46; masks 1.4``, with as many digits as the error has."""
+        value, masks = known[""][name], known["_masks"][name] if "_masks" in known else None
+        spread = "" if masks is None else f" (masks {masks:.2g})"
+        if "_low" not in known:
+            return f"{format_uncertain(value, masks)}{f' {unit}' if unit else ''}, no interval{spread}"
+        low, high = known["_low"][name], known["_high"][name]
+        value_text, *ends = (format_uncertain(number, (high - low) / 4) for number in (value, low, high))
+        return (
+            f"{value_text}{f' {unit}' if unit else ''}, {100 * self.coverage:g} % interval {' to '.join(ends)}{spread}"
+        )
+
+    def _draw_points(self, found: Prediction) -> tuple[np.ndarray, np.ndarray | None] | None:
+        """Points as fractions, and ellipses that hold them, where the run was calibrated."""
+        if not self.points:
+            return None
+        mean, columns = found.mean.cpu(), np.array(self.points)
+        if self.calibration is None or not isinstance(self.calibration.errors, Calibration):
+            return mean[0].numpy()[columns], None
+        h = found.std.square().cpu() if self.calibration.uses_masks and found.std is not None else None
+        region, _ = self.calibration.errors.regions(
+            mean, self.calibration.errors.std(h, 1).to(mean), self.points, self.coverage
+        )
+        return region.center[0].numpy(), region.matrix[0].numpy()
 
     def _find_scale(self, path: Path, targets: list[str]) -> Tensor:
         """What every output is multiplied by to be in its unit."""
@@ -216,12 +271,16 @@ class _Trained:
         return scale
 
     def _ask_class(self, path: Path, x: Tensor) -> _Answer:
-        prediction = predict_batch(self.network, x, mode="mean", task="classification")
+        prediction = predict_batch(self.network, x, mode="mean", task="classification", **self._asked())
         assert prediction.probs is not None
         probabilities, order = prediction.probs[0].sort(descending=True, stable=True)
         names = [self.classes[k] if self.classes else k for k in order.tolist()]
         best, probability = names[0], float(probabilities[0])
         text = f"class {best}, probability {probability:.4g}"
+        inside = None
+        if prediction.sets is not None:
+            inside = [name for name, k in zip(names, order.tolist(), strict=True) if bool(prediction.sets[0, k])]
+            text += f"; {100 * self.coverage:g} % set: {', '.join(map(str, inside)) or 'none'}"
         record = {
             "file": str(path),
             "task": "classification",
@@ -231,11 +290,13 @@ class _Trained:
                 {"class": name, "probability": share}
                 for name, share in zip(names[:5], probabilities[:5].tolist(), strict=True)
             ],
-            "std": None,
+            "set": inside,
+            "coverage": None if inside is None else self.coverage,
             "mode": "mean",
             "model": self.model,
         }
         row = {"file": str(path), "class": best, "probability": probability}
+        row |= {} if inside is None else {"set": " ".join(map(str, inside))}
         output = _Output(int(order[0]), str(best), text, f"the logit of {best}")
         return _Answer(text, row, record, (output,))
 
@@ -246,13 +307,13 @@ class _Trained:
         described: list[dict[str, Any]] = []
         pictures: list[Path] = []
         if answer.points is not None and isinstance(self.reader, PointReader):
-            from tensor_dropout_lab.point_pictures import as_ellipses, draw_panels
+            from tensor_dropout_lab.point_pictures import draw_panels
 
-            places, std = answer.points
+            places, ellipses = answer.points
             pictures.append(stem.with_name(f"{stem.name}-points.png"))
-            spread = "" if std is None else " Ellipse: ± the spread over the masks, not the whole error."
-            ellipses = None if std is None else as_ellipses(std)
-            draw_panels(pictures[0], self.reader.show(path, places, ellipses), f"Blue: predicted.{spread}")
+            held = f" Ellipse: holds the point in {100 * self.coverage:g} % of images like the held-out ones."
+            caption = "Blue: predicted." + (" Not calibrated." if ellipses is None else held)
+            draw_panels(pictures[0], self.reader.show(path, places, ellipses), caption)
         if not answer.outputs:
             return described, pictures
         found = explain(self.network, x)
@@ -289,18 +350,21 @@ def _name_picture(output: str) -> str:
 
 
 def format_uncertain(value: float, deviation: float | None) -> str:
-    """``value ± deviation``, both to the second digit of the deviation; the value alone without one.
+    """A number to the second digit of its standard deviation; to four digits without one.
 
     Example:
         >>> format_uncertain(54.3127, 2.138), format_uncertain(1234.5, 210.0), format_uncertain(54.3127, None)
-        ('54.3 ± 2.1', '1234 ± 210', '54.31')
+        ('54.3', '1234', '54.31')
     """
-    if deviation is None:
+    if deviation is None or not (math.isfinite(deviation) and deviation > 0):
         return f"{value:.4g}"
-    if not (math.isfinite(deviation) and deviation > 0):
-        return f"{value:.4g} ± {deviation:.4g}"
-    digits = max(0, 1 - math.floor(math.log10(deviation)))
-    return f"{value:.{digits}f} ± {deviation:.{digits}f}"
+    return f"{value:.{max(0, 1 - math.floor(math.log10(deviation)))}f}"
+
+
+def check_coverage(coverage: float) -> None:
+    """Refuse what is no share."""
+    if not 0 < coverage < 1:
+        raise TensorDropoutError(f"predict: --coverage is a share between 0 and 1, such as 0.9, got {coverage:g}")
 
 
 def is_table_file(out: Path) -> bool:
@@ -327,7 +391,7 @@ def check_drawing() -> None:
         raise TensorDropoutError(f"{error}, or predict without pictures: --no-picture") from error
 
 
-def _open_run(run: Path) -> _Trained:
+def _open_run(run: Path, coverage: float) -> _Trained:
     try:
         record, result = read_finished_run(run)
     except json.JSONDecodeError as error:
@@ -345,6 +409,9 @@ def _open_run(run: Path) -> _Trained:
     targets = (
         name_targets(result.get("target"), network.settings["outputs"]) if result["task"] == "regression" else None
     )
+    calibration = read_calibration(run)
+    if calibration is not None:
+        calibration.check(network, f"predict: {run / FILE}")
     reader = DATASETS[name].import_reader()(
         tuple(network.input_shape), options, settings.get("data.root"), record.get("data", {})
     )
@@ -362,6 +429,8 @@ def _open_run(run: Path) -> _Trained:
             "head": settings["net.head"],
         },
         points=reader.find_points(targets or []) if isinstance(reader, PointReader) else [],
+        calibration=calibration,
+        coverage=coverage,
     )
 
 

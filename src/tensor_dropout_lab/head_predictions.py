@@ -17,7 +17,9 @@ from tensor_dropout.features.inputs import Files, Item, Preparation
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data.table_reader import TableReader
 from tensor_dropout_lab.file_predictions import (
+    COVERAGE,
     FilePredictions,
+    check_coverage,
     check_drawing,
     format_uncertain,
     is_table_file,
@@ -31,7 +33,6 @@ from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
 
 AT_ONCE = 32
 """How many images are in memory at once."""
-COVERAGE = 0.9
 SPELLED_OUT = 6
 """As many numbers are printed one by one."""
 
@@ -63,8 +64,7 @@ def predict_with_head(
         TensorDropoutError: if the fit or ``out`` does not fit, there are no files, or the only file cannot be read.
     """
     is_table = is_table_file(out)
-    if not 0 < coverage < 1:
-        raise TensorDropoutError(f"predict: --coverage is a share between 0 and 1, such as 0.9, got {coverage:g}")
+    check_coverage(coverage)
     head = open_fitted(folder)
     predictor = _Predictor(head, backbone, weights, device, coverage)
     draws = picture and not is_table and predictor.has_points
@@ -198,8 +198,8 @@ class _Predictor:
         head, share = self.head, f"{100 * self.coverage:g} %"
         if len(values) <= SPELLED_OUT:
             told = (
-                f"{name} {format_uncertain(value, std[name]).split(' ')[0]}, {share} interval "
-                f"{' to '.join(format_uncertain(end[name], std[name]).split(' ')[0] for end in (low, high))}"
+                f"{name} {format_uncertain(value, std[name])}, {share} interval "
+                f"{' to '.join(format_uncertain(end[name], std[name]) for end in (low, high))}"
                 for name, value in values.items()
             )
             return "; ".join(told)

@@ -45,11 +45,6 @@ class Panel:
     ellipses: np.ndarray | None = None
 
 
-def as_ellipses(std: np.ndarray) -> np.ndarray:
-    """Matrices (points, axes, axes) of ellipses with these half-axes, (points, axes)."""
-    return np.square(std)[..., None] * np.eye(std.shape[-1])
-
-
 def shrink(picture: Image) -> np.ndarray:
     """A picture as it is drawn: (height, width, 3), at most :data:`LARGEST` pixels wide and high."""
     small = picture.copy()

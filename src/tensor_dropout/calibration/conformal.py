@@ -49,7 +49,7 @@ def conformal_quantile(scores: Tensor, groups: Tensor, coverage: float) -> Quant
     weight = torch.where(known, 1 / sizes[number].clamp(min=1), 0.0)
     ordered, order = flat.nan_to_num(nan=math.inf).sort(dim=0)
     reached_share = weight.gather(0, order).cumsum(0)
-    needed = coverage * (count + 1) * (1 - 1e-12)  # rounding must not ask for one more
+    needed = coverage * (count + 1).double() * (1 - 1e-9)  # rounding must not ask for one more
     enough = reached_share >= needed
     first = torch.where(enough.any(0), enough.double().argmax(0), (known.sum(0) - 1).clamp(min=0))
     value = ordered.gather(0, first[None])[0] if len(flat) else torch.full_like(needed, math.inf)

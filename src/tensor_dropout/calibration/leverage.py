@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tensor_dropout.fitting.statistics import target_scale
 from tensor_dropout.layers.regression import TensorRegression
 
 BLOCK = 2**22
@@ -24,11 +27,13 @@ class Leverage(NamedTuple):
 
     Attributes:
         center: (M, K), the mean z̄, with M the product of the output modes but the last.
-        root: (K, K), with ``h = ‖(z - z̄) root‖²``.
+        root: (K, K), with ``h = ‖(z / scale - z̄) root‖²``.
+        scale: (M,), the units of the output modes but the last, which the fit did not see.
     """
 
     center: Tensor
     root: Tensor
+    scale: Tensor
 
     def measure(self, layer: TensorRegression, x: Tensor) -> Tensor:
         """The leverage of each sample and output: (n, *output_shape).
@@ -38,17 +43,19 @@ class Leverage(NamedTuple):
             x: (n, *input_shape).
         """
         like = next(layer.parameters())
-        center, root = self.center.to(like.device), self.root.to(like.device)
+        center, root, scale = (part.to(like.device) for part in self)
         found = []
         for rows in x.split(_rows(x)):
             z, _ = output_features(layer, rows.to(like))
-            found.append(((z - center) @ root).square().sum(-1))  # (b, M)
+            found.append(((z / scale[:, None] - center) @ root).square().sum(-1))  # (b, M)
         h = torch.cat(found).view(len(x), *layer.output_shape[:-1], 1)
         return h.expand(len(x), *layer.output_shape)
 
 
 @torch.no_grad()
-def fit_leverage(layer: TensorRegression, x: Tensor, weights: Tensor | None, alpha: float) -> Leverage | None:
+def fit_leverage(
+    layer: TensorRegression, x: Tensor, weights: Tensor | None, alpha: float, y: Tensor | None = None
+) -> Leverage | None:
     """The leverage of a layer that was fitted on these samples.
 
     Args:
@@ -56,6 +63,8 @@ def fit_leverage(layer: TensorRegression, x: Tensor, weights: Tensor | None, alp
         x: (n, *input_shape), what it was fitted on.
         weights: (n,), not negative; None for equal ones.
         alpha: the weight of the squared factors, as it was fitted with.
+        y: (n, *output_shape), the targets: their units are those of the layer, and α is not. Needed for several output
+            modes; the unit of the last one does not matter.
 
     Returns:
         None for a layer without a parameter that holds its outputs alone, such as a ring.
@@ -63,6 +72,7 @@ def fit_leverage(layer: TensorRegression, x: Tensor, weights: Tensor | None, alp
     if layer.output_parameter is None:
         return None
     like = next(layer.parameters())
+    layer, scale = _without_units(layer, y, weights)
     w = x.new_ones(len(x), dtype=torch.float64) if weights is None else weights.double()
     n = float((w > 0).sum())
     w = (w / w.sum()).to(like.device)
@@ -74,7 +84,20 @@ def fit_leverage(layer: TensorRegression, x: Tensor, weights: Tensor | None, alp
     A = second - center.mT @ center + alpha * math.prod(layer.output_shape) * torch.eye(len(second)).to(second)
     spectrum, vectors = torch.linalg.eigh(A)
     floor = 1e-12 * float(spectrum[-1].clamp(min=1e-30))
-    return Leverage(center.cpu(), (vectors * (n * spectrum.clamp(min=floor)).rsqrt()).cpu())
+    return Leverage(center.cpu(), (vectors * (n * spectrum.clamp(min=floor)).rsqrt()).cpu(), scale.double().cpu())
+
+
+def _without_units(
+    layer: TensorRegression, y: Tensor | None, weights: Tensor | None
+) -> tuple[TensorRegression, Tensor]:
+    """The layer as it was fitted, for targets without units; and those of the output modes but the last, (M,)."""
+    if len(layer.output_shape) == 1 or y is None:
+        return layer, torch.ones(math.prod(layer.output_shape[:-1]))
+    share = y.new_ones(len(y)) if weights is None else weights.to(y)
+    modes = target_scale(y, share / share.sum()).modes[:-1]
+    layer = copy.deepcopy(layer)
+    layer.scale_outputs_(*(1 / mode for mode in modes), torch.ones_like(y[0].flatten()[: layer.output_shape[-1]]))
+    return layer, reduce(lambda product, mode: (product[:, None] * mode).flatten(), modes)
 
 
 @torch.no_grad()

@@ -13,6 +13,10 @@ from tensor_dropout.calibration.conformal import Quantile, conformal_quantile
 from tensor_dropout.calibration.leverage import Leverage
 from tensor_dropout.errors import TensorDropoutError
 
+FLATTEST = 1e-5
+"""The share of an ellipse's mean squared axis that is added to each: errors on a line have a thin one."""
+SAME = 1e-9
+"""Leverages within this share of each other are one."""
 SHARES = tuple(step / 50 for step in range(50))
 """Shares of the variance that may come from the leverage: the likelihood chooses."""
 
@@ -78,12 +82,16 @@ class Calibration:
         known = ~scores.isnan().any(-1, keepdim=True)
         filled = torch.where(known, scores, 0.0)
         shape = torch.einsum("npi,npj->pij", filled, filled) / known.sum(0).clamp(min=1)[..., None]
-        shape = shape + 1e-9 * torch.eye(shape.shape[-1]).to(shape)  # errors on a line
+        eye = torch.eye(shape.shape[-1]).to(shape)
+        shape = shape + FLATTEST * shape.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None].clamp(min=1e-12) * eye
         lengths = torch.einsum("npi,pij,npj->np", filled, torch.linalg.inv(shape), filled).clamp(min=0).sqrt()
         radius = conformal_quantile(torch.where(known[..., 0], lengths, torch.nan), self.groups, coverage)
         deviations = std[:, pairs]  # (n, P, axes)
-        reach = radius.value.square().to(std)[:, None, None] * shape.to(std)
-        return Region(mean[:, pairs], deviations[..., :, None] * reach * deviations[..., None, :]), radius
+        endless = radius.value.isinf()[:, None, None]  # coordinates that were never known together
+        shape = torch.where(endless, eye, shape)
+        reach = shape * torch.where(endless, 1.0, radius.value.square()[:, None, None])
+        matrix = deviations[..., :, None] * reach.to(std) * deviations[..., None, :]
+        return Region(mean[:, pairs], torch.where((endless & (eye > 0)).to(std.device), torch.inf, matrix)), radius
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
@@ -99,7 +107,7 @@ class Calibration:
         return cls(**values, leverage=None if leverage is None else Leverage(*leverage))
 
 
-def calibrate(errors: Tensor, h: Tensor | None, groups: Tensor | None, leverage: Leverage | None) -> Calibration:
+def calibrate_errors(errors: Tensor, h: Tensor | None, groups: Tensor | None, leverage: Leverage | None) -> Calibration:
     """From the errors of samples that the model, or models like it, had not seen.
 
     Args:
@@ -119,7 +127,10 @@ def calibrate(errors: Tensor, h: Tensor | None, groups: Tensor | None, leverage:
             "calibrate: an output has no held-out target; give samples in which each output is known at least once"
         )
     h = None if h is None else h.detach().double().cpu()
-    mean_h = torch.ones(errors.shape[1:], dtype=torch.float64) if h is None else h.mean(0).clamp(min=1e-300)
+    if h is not None and not bool((h.amax(0) > (1 + SAME) * h.amin(0)).any()):
+        h = None  # leverages that are alike say nothing
+    mean_h = torch.ones(errors.shape[1:], dtype=torch.float64) if h is None else h.mean(0)
+    mean_h = torch.where(mean_h > 0, mean_h, 1.0)
     share = min(SHARES, key=lambda share: negative_log_likelihood(squares, variance_ratio(share, mean_h, h)))
     ratio = variance_ratio(share, mean_h, h)
     noise = (squares / ratio).nanmean(0)

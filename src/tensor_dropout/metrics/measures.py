@@ -20,7 +20,6 @@ from tensor_dropout.metrics.outcome_arrays import (
     Array,
     Outcome,
     find_task,
-    read_array,
     read_classes,
     read_numbers,
     read_row,
@@ -241,32 +240,6 @@ def widen(outcome: Outcome, extra: float | Array) -> dict[str, Array]:
         )
     std = found.get("std", np.zeros_like(found["output"]))
     return {**found, "std": np.hypot(std, np.sqrt(variance))}
-
-
-def normal_crps(output: ArrayLike, std: ArrayLike, target: ArrayLike) -> float:
-    """The continuous ranked probability score of normal predictions, averaged.
-
-    ``σ (z (2Φ(z) − 1) + 2φ(z) − 1/√π)`` with ``z = (y − f)/σ``: the squared distance of the predicted distribution from
-    that of the target, in the target's unit (Gneiting and Raftery, 2007). It is the absolute error where σ is 0.
-
-    Args:
-        output: the means f.
-        std: σ, 0 or more.
-        target: y; all of one shape.
-
-    Example:
-        >>> round(normal_crps([0.0], [1.0], [0.0]), 4), normal_crps([1.0], [0.0], [3.0])
-        (0.2337, 2.0)
-    """
-    names = ("output", "std", "target")
-    f, s, y = (read_array("normal_crps", name, array) for name, array in zip(names, (output, std, target), strict=True))
-    if not f.shape == s.shape == y.shape or (s < 0).any():
-        raise TensorDropoutError("normal_crps: output, std and target have one shape, and std is 0 or more")
-    z = np.abs(y - f) / np.where(s > 0, s, 1.0)
-    density = np.exp(-0.5 * np.square(z)) / math.sqrt(2 * math.pi)
-    inside = np.vectorize(math.erf, otypes=[np.float64])(z / math.sqrt(2))  # 2Φ(z) − 1
-    scores = s * (z * inside + 2 * density - 1 / math.sqrt(math.pi))
-    return float(np.where(s > 0, scores, np.abs(y - f)).mean())
 
 
 def normal_crps(output: ArrayLike, std: ArrayLike, target: ArrayLike) -> float:

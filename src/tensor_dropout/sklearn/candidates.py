@@ -102,10 +102,10 @@ def fit_layers(
     """The same for layers of one format and rank, each at its α."""
     train, test = split
     if shared.batch_size is None:
-        seen, own = x[train], None if weights is None else weights[train]
-        prepared = Prepared(seen, y[train], own, shared.task)
+        seen, targets, own = x[train], y[train], None if weights is None else weights[train]
+        prepared = Prepared(seen, targets, own, shared.task)
     else:  # rows of weight 0 do not count, and nothing is copied
-        seen, own = x, torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        seen, targets, own = x, y, torch.zeros(len(x), dtype=torch.float64, device=x.device)
         own[train] = 1 if weights is None else weights[train]
         prepared = Prepared(x, y, own, shared.task, shared.batch_size)
     answers = []
@@ -118,7 +118,7 @@ def fit_layers(
         if ended.interrupted:
             raise KeyboardInterrupt
         layer.eval()
-        leverage = leverage_of(layer, seen, own, alpha) if shared.task == "regression" else None
+        leverage = leverage_of(layer, seen, targets, own, alpha) if shared.task == "regression" else None
         rows = torch.from_numpy(test).split(shared.batch_size or len(test))
         parts = [hold_out(layer, leverage, x[part]) for part in rows]
         mean = torch.cat([mean for mean, _ in parts])
@@ -169,7 +169,7 @@ def search_in_one_program(
             filled.eval()
             leverage = None
             if shared.task == "regression":
-                leverage = leverage_of(filled, x, seen[fold], candidates[k].params["alpha"])
+                leverage = leverage_of(filled, x, y, seen[fold], candidates[k].params["alpha"])
             mean, h = hold_out(filled, leverage, x[test])
             candidates[k].held_out[fold] = mean.to(y.dtype), h
             candidates[k].seconds.append(seconds)

@@ -41,9 +41,9 @@ def hold_out(module: nn.Module, leverage: Leverage | None, x: Tensor) -> tuple[T
     return mean, None if leverage is None else measure_leverage(module, leverage, x)
 
 
-def leverage_of(module: nn.Module, x: Tensor, weights: Tensor | None, alpha: float) -> Leverage | None:
+def leverage_of(module: nn.Module, x: Tensor, y: Tensor, weights: Tensor | None, alpha: float) -> Leverage | None:
     """The leverage of a fitted layer; None where ridge won, or the format has none."""
-    return fit_leverage(module, x, weights, alpha) if isinstance(module, TensorRegression) else None
+    return fit_leverage(module, x, weights, alpha, y) if isinstance(module, TensorRegression) else None
 
 
 def measure_leverage(module: nn.Module, leverage: Leverage, x: Tensor) -> Tensor:

@@ -241,6 +241,23 @@ def check_folds(name: str, setting: str, n_folds: int, n: int, groups: np.ndarra
         )
 
 
+def check_points(name: str, points: Any, outputs: int) -> list[tuple[int, ...]]:
+    """Which outputs are the coordinates of each point, two or three; None for 0 and 1, 2 and 3, …."""
+    pairs: list[Any] = [(k, k + 1) for k in range(0, outputs, 2)]
+    if points is not None:
+        given = points.tolist() if isinstance(points, np.ndarray | Tensor) else points
+        rows = given if isinstance(given, list | tuple) else [given]
+        pairs = [tuple(row) if isinstance(row, list | tuple) else () for row in rows]
+    numbers = all(isinstance(k, int | np.integer) and 0 <= k < outputs for pair in pairs for k in pair)
+    apart = all(len(set(pair)) == len(pair) for pair in pairs)
+    if {len(pair) for pair in pairs} not in ({2}, {3}) or not numbers or not apart:
+        raise TensorDropoutError(
+            f"{name}: points are pairs, or triples, of the outputs 0 to {outputs - 1}, got "
+            f"{f'{outputs} outputs' if points is None else repr(points)}"
+        )
+    return pairs
+
+
 def is_missing(value: Any) -> bool:
     """Whether it is None, NaN, or what pandas has in their place."""
     return (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.calibration.conformal import Quantile, conformal_quantile, groups_needed
 from tensor_dropout.calibration.leverage import Leverage
-from tensor_dropout.calibration.regression import Calibration, calibrate
+from tensor_dropout.calibration.regression import Calibration, calibrate_errors
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.fitting.statistics import target_scale
@@ -31,6 +31,7 @@ from tensor_dropout.sklearn.inputs import (
     check_features,
     check_folds,
     check_groups,
+    check_points,
     check_targets,
     check_varies,
     check_weights,
@@ -118,13 +119,7 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         name = f"{type(self).__name__}.predict_region"
         calibration = self._checked_calibration("predict_region", coverage)
         outputs = math.prod(self.output_shape_)
-        pairs = [(k, k + 1) for k in range(0, outputs, 2)] if points is None else [tuple(pair) for pair in points]
-        axes = {len(pair) for pair in pairs}
-        if axes not in ({2}, {3}) or not all(0 <= k < outputs for pair in pairs for k in pair):
-            raise TensorDropoutError(
-                f"{name}: points are pairs, or triples, of the outputs 0 to {outputs - 1}, got "
-                f"{f'{outputs} outputs' if points is None else repr(points)}"
-            )
+        pairs = check_points(name, points, outputs)
         mean, _ = self._moments(X, variance=False)
         region, quantile = calibration.regions(mean.flatten(1), self._std(X, mean).flatten(1), pairs, coverage)
         self._warn_of_few(quantile, coverage)
@@ -176,13 +171,13 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             quantiles = [
                 conformal_quantile(sign * mean[owner] + reach, calibration.groups, coverage) for sign in (-1, 1)
             ]
-            self._warn_of_few(quantiles[0], coverage)
+            self._warn_of_few(quantiles[0], coverage, 4)
             ends.append((-quantiles[0].value, quantiles[1].value))
         lower, upper = (torch.cat(parts) for parts in zip(*ends, strict=True))
         like = next(self.layer_.parameters())
         return self._give(lower.to(like), X), self._give(upper.to(like), X)
 
-    def _warn_of_few(self, quantile: Quantile, coverage: float) -> None:
+    def _warn_of_few(self, quantile: Quantile, coverage: float, stacklevel: int = 3) -> None:
         if bool(quantile.reached.all()):
             return
         warnings.warn(
@@ -190,7 +185,7 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             f"coverage={coverage:g}, which needs {groups_needed(coverage)}; the largest of them is taken, and fewer "
             "samples than asked may fall inside",
             UserWarning,
-            stacklevel=3,
+            stacklevel=stacklevel,
         )
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
@@ -229,7 +224,7 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
             kept = (weights > 0).cpu()
             errors, groups = errors[kept.to(errors.device)], groups[kept]
             h = None if h is None else h[kept.to(h.device)]
-        self.calibration_ = calibrate(errors, h, groups, leverage)
+        self.calibration_ = calibrate_errors(errors, h, groups, leverage)
 
     def _checked_targets(self, y: Any, x: Tensor, sample_weight: Any) -> tuple[Tensor, Tensor | None]:
         """(n, *output_shape) on the device of x, one output for a vector; and the weights of the samples."""
@@ -370,7 +365,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
                 held_out = self._hold_out(x, targets, weights, settings, seed, groups)
             module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
             if held_out is not None:
-                leverage = leverage_of(module, x, weights, settings["alpha"])
+                leverage = leverage_of(module, x, targets, weights, settings["alpha"])
                 self._keep_calibration(*held_out, groups, weights, leverage)
             self._keep(module, settings, x)
             self._say_how_it_ended(ended)
@@ -400,7 +395,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             module, ended = self._fit_module(x[train], y[train], part, own, "regression", seed)
             if ended is not None and ended.interrupted:
                 raise KeyboardInterrupt
-            leverage = leverage_of(module, x[train], part, own["alpha"])
+            leverage = leverage_of(module, x[train], y[train], part, own["alpha"])
             mean, h = hold_out(module, leverage, x[test])
             errors[test] -= mean.to(y.dtype)
             if h is not None:
@@ -413,7 +408,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             fit.rows = torch.from_numpy(np.searchsorted(kept, fit.rows))
             fit.module = nn.Sequential(MoveChannels(self.channel_axis), fit.module) if moved else fit.module
         self.cross_fits_ = fits
-        return errors, None if fits[0].leverage is None else leverages
+        return errors, None if any(fit.leverage is None for fit in fits) else leverages
 
     @classmethod
     def from_layer(cls, layer: TensorRegression, **settings: Any) -> TensorRegressor:

@@ -425,7 +425,7 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             means, leverages = zip(*(chosen.held_out[fold] for fold in range(len(splits))), strict=True)
             h = None if leverages[0] is None else torch.cat(leverages)
             layer = self._regression()
-            leverage = None if layer is None else leverage_of(layer, x, weights, float(self.alpha_ or 0))
+            leverage = None if layer is None else leverage_of(layer, x, targets, weights, float(self.alpha_ or 0))
             groups = np.arange(len(x)) if groups is None else check_groups(type(self).__name__, groups, len(x))
             self.cross_fits_ = None
             self._keep_calibration(

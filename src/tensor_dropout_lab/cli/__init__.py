@@ -13,6 +13,7 @@ import typer
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.version import __version__
+from tensor_dropout_lab.cli.calibrate import calibrate
 from tensor_dropout_lab.cli.convert import convert
 from tensor_dropout_lab.cli.demo import demo
 from tensor_dropout_lab.cli.evaluate import compare, evaluate
@@ -37,6 +38,7 @@ app.command()(demo)
 app.command()(train)
 app.command()(evaluate)
 app.command()(compare)
+app.command()(calibrate)
 app.command()(fit)
 app.command()(predict)
 app.command()(ls)

@@ -48,15 +48,16 @@ def predict(
         str | None, typer.Option(help="Of a fit: where the network runs, cpu or cuda.", show_default="cpu")
     ] = None,
     coverage: Annotated[
-        float | None,
-        typer.Option(help="Of a fit: the share of new images that intervals are to hold for.", show_default="0.9"),
-    ] = None,
+        float, typer.Option(help="The share of new files that intervals are to hold for; of a fit or a calibrated run.")
+    ] = 0.9,
 ) -> None:
     """Show what a trained network says about files that are like those it was trained on, and where it looks.
 
-    For a regression: the prediction, ± its exact standard deviation over the masks if the head has tensor dropout.
-    For pictures: the class and its probability. Each file gets a JSON record and a picture: the image, or three
-    slices of the scan, under the contribution of every position of the last feature map to the output.
+    For a regression: the prediction, its interval if the run was calibrated (tensor-dropout calibrate), and the spread
+    over the masks, which is only a part of the error. For pictures: the class and its probability, and the set of
+    classes that holds the right one in 90 % of such pictures, if the run was calibrated. Each file gets a JSON record
+    and a picture: the image, or three slices of the scan, under the contribution of every position of the last feature
+    map to the output.
 
     With the folder of tensor-dropout fit: a table of the points or numbers, in the units of the fit's own table, each
     with an interval that held for 90 % of its held-out images (x_low, x_high) and the standard deviation of its error
@@ -76,8 +77,8 @@ def predict(
     with report_failure("predict", "files that were written are whole"):
         spare_other_programs()
         run, given = _choose_run(files, model)
-        of_fit = {"backbone": backbone, "weights": weights, "device": device, "coverage": coverage}
-        done = _predict(run, given, out, picture=picture, **of_fit)
+        of_fit = {"backbone": backbone, "weights": weights, "device": device}
+        done = _predict(run, given, out, picture=picture, coverage=coverage, **of_fit)
         for line in done.lines:
             typer.echo(line)
         typer.echo("Wrote:")
@@ -88,7 +89,9 @@ def predict(
         done.raise_failures()
 
 
-def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit: Any) -> "FilePredictions":
+def _predict(
+    run: Path, given: list[Path], out: Path, *, picture: bool, coverage: float, **of_fit: Any
+) -> "FilePredictions":
     """With the network of a run, or with the head of a fit, which alone takes the other options."""
     from tensor_dropout_lab.fitted_head import find_fitted
 
@@ -96,8 +99,7 @@ def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit
     if fit is not None:
         from tensor_dropout_lab.head_predictions import predict_with_head
 
-        asked = {name: value for name, value in of_fit.items() if value is not None}
-        return predict_with_head(fit, given, out, picture=picture, **asked)
+        return predict_with_head(fit, given, out, picture=picture, coverage=coverage, **of_fit)
     if not run.exists():
         raise TensorDropoutError(f"predict: there is no {run}; --model is the folder of a finished run, or of a fit")
     named = [f"--{name}" for name, value in of_fit.items() if value is not None]
@@ -105,7 +107,7 @@ def _predict(run: Path, given: list[Path], out: Path, *, picture: bool, **of_fit
         raise TensorDropoutError(f"predict: {', '.join(named)} is for the folder of a fit, and {run} has no fit.json")
     from tensor_dropout_lab.file_predictions import predict_files
 
-    return predict_files(run, given, out, picture=picture)
+    return predict_files(run, given, out, picture=picture, coverage=coverage)
 
 
 def _choose_run(files: list[Path], model: Path | None) -> tuple[Path, list[Path]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, get_args, runtime_checkable
@@ -126,6 +126,7 @@ class Data:
         bounds: the smallest and largest stored value that an input can have, or None.
         unknown: test examples of classes that the network was not trained for, or None.
         points: which outputs are the coordinates of a point, as fractions of the image's size: (x, y) or (x, y, z).
+        groups: what each example belongs to, such as a person, by its name; None where each is its own.
     """
 
     name: str
@@ -145,6 +146,7 @@ class Data:
     bounds: tuple[float, float] | None = None
     unknown: Split | None = None
     points: Sequence[tuple[int, ...]] = ()
+    groups: Mapping[str, str] | None = None
 
     def __repr__(self) -> str:
         parts = {"train": self.train, "validation": self.validation, "test": self.test, "unknown": self.unknown}

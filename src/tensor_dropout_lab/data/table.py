@@ -135,6 +135,7 @@ def load_table(
         provenance=provenance or _describe_source(base, matched, found),
         bounds=None if found.are_volumes else (0.0, 255.0),
         points=matched.points,
+        groups=None if matched.groups is None else dict(zip(found.names, matched.groups, strict=True)),
     )
 
 

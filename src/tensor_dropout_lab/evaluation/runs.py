@@ -90,12 +90,12 @@ def evaluate_run(
     """
     where = choose_device(device)
     record, _ = read_finished_run(run)
-    data = _load_data(run, record, root, split)
+    data = load_run_data("evaluate", run, record, root, split)
     settings = replace(settings, noise=choose_noise(settings.noise, len(data.input_shape) - 1, data.bounds is not None))
     batch = batch or max(1, min(256, NUMBERS_AT_ONCE // math.prod(data.input_shape)))
     members = [run, *ensemble]
     scale = measure_scale(data)
-    networks = [_load_network(member, data, where) for member in members]
+    networks = [load_run_network("evaluate", member, data, where) for member in members]
     target = build_target(networks, data, scale, mode=mode, n_samples=samples, batch=batch)
     examples = take_examples(getattr(data, split), scale, count=images, seed=settings.seed, device=where)
     _check_request(run, target, examples, settings, scale)
@@ -118,7 +118,11 @@ def evaluate_run(
     outcomes = Outcomes(folder / FILE, identity)
     if outcomes.names():
         print(f"Going on: {len(outcomes.names())} parts in {folder} are done.", file=sys.stderr)
-    other = None if twin is None else build_target(_load_network(twin, data, where), data, scale, batch=batch)
+    other = (
+        None
+        if twin is None
+        else build_target(load_run_network("evaluate", twin, data, where), data, scale, batch=batch)
+    )
 
     def train_twin() -> Target:
         count = min(UNLABELLED, max(UNLABELLED_BYTES // (4 * math.prod(data.input_shape)), 16))
@@ -189,31 +193,33 @@ def _cut_head(networks: list[nn.Module], sizes: int) -> dict[str, Variant]:
     }
 
 
-def _load_data(run: Path, record: dict[str, Any], root: Path | None, split: str) -> Data:
+def load_run_data(what: str, run: Path, record: dict[str, Any], root: Path | None, split: str) -> Data:
+    """The data that a run was trained on, refused if it changed; ``what`` begins an error, here and below."""
     settings = record["settings"]
     if split not in ("test", "validation"):
-        raise TensorDropoutError(f"evaluate: --split is test or validation, got {split!r}")
+        raise TensorDropoutError(f"{what}: --split is test or validation, got {split!r}")
     name = settings["data.name"]
     if name not in DATASETS:
-        raise TensorDropoutError(f"evaluate: {run} was trained on {name!r}, which is unknown here; {OF_YOUR_OWN}")
+        raise TensorDropoutError(f"{what}: {run} was trained on {name!r}, which is unknown here; {OF_YOUR_OWN}")
     data = load_data(name, root=root or settings.get("data.root"), seed=settings["data.seed"], **data_options(settings))
     if getattr(data, split) is None:
-        raise TensorDropoutError(f"evaluate: {name} has no {split} part in this run; use another --split")
-    require_same_examples("evaluate", run, record, {split: getattr(data, split)})
+        raise TensorDropoutError(f"{what}: {name} has no {split} part in this run; use another --split")
+    require_same_examples(what, run, record, {split: getattr(data, split)})
     return data
 
 
-def _load_network(run: Path, data: Data, device: torch.device) -> nn.Module:
+def load_run_network(what: str, run: Path, data: Data, device: torch.device) -> nn.Module:
+    """The network of a finished run, for this data."""
     read_finished_run(run)
     network: Any = load(run / "model.safetensors").eval().to(device)
     if tuple(network.input_shape) != tuple(data.input_shape):
         raise TensorDropoutError(
-            f"evaluate: the network of {run} takes inputs of {tuple(network.input_shape)}, the data has "
+            f"{what}: the network of {run} takes inputs of {tuple(network.input_shape)}, the data has "
             f"{tuple(data.input_shape)}"
         )
     outputs = network.settings["outputs"]
     if outputs != data.outputs:
-        raise TensorDropoutError(f"evaluate: the network of {run} has {outputs} outputs, the data has {data.outputs}")
+        raise TensorDropoutError(f"{what}: the network of {run} has {outputs} outputs, the data has {data.outputs}")
     if device.type == "cuda" and len(data.input_shape) == 3:
         network = network.to(memory_format=torch.channels_last)
     return network

@@ -1,0 +1,100 @@
+"""Calibrate a finished run: what examples that it was not trained on say of its errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensor_dropout.calibration.classification import ClassCalibration
+
+from tensor_dropout.calibration.model import ModelCalibration, calibrate, load_calibration, save_calibration
+from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.evaluation.examples import Scale, take_examples
+from tensor_dropout_lab.evaluation.runs import load_run_data, load_run_network
+from tensor_dropout_lab.run_records import describe_environment
+from tensor_dropout_lab.training.processes import choose_device
+from tensor_dropout_lab.training.runs import read_finished_run
+
+FILE = "calibration.safetensors"
+"""Beside the weights of a run."""
+AS_STORED = Scale(0.0, 1.0, bounded=False)
+
+
+@dataclass(frozen=True)
+class CalibratedRun:
+    """What was written, and what to say of it."""
+
+    path: Path
+    lines: list[str]
+
+
+def calibrate_run(
+    run: Path, *, split: str = "validation", root: Path | None = None, device: str = "auto", batch: int = 64
+) -> CalibratedRun:
+    """Measure the errors of a run's network on a part of its data, and keep them beside the weights.
+
+    Args:
+        run: the folder of a finished run.
+        split: "validation" or "test", which the network was not trained on.
+        root: the folder of the data, if it is not that of the run.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        batch: examples that pass through the network at once.
+
+    Raises:
+        TensorDropoutError: if the run has no such part, or it has too few examples.
+    """
+    where = choose_device(device)
+    record, _ = read_finished_run(run)
+    data = load_run_data("calibrate", run, record, root, split)
+    network = load_run_network("calibrate", run, data, where)
+    part: Any = getattr(data, split)
+    examples = take_examples(part, AS_STORED)
+    prepare, like = data.prepare.to(where), next(network.parameters())
+    with torch.no_grad():
+        x = torch.cat([prepare(rows.to(where)).to(like.dtype).cpu() for rows in examples.x.split(batch)])
+    groups = None if data.groups is None else [data.groups[name] for name in examples.names]
+    about = {
+        "run": run.name, "data": data.name, "split": split, "examples": len(x),
+        "groups": None if groups is None else len(set(groups)), "environment": describe_environment(),
+    }  # fmt: skip
+    y = examples.y.view(len(x), -1) if data.task == "regression" else examples.y
+    found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
+    save_calibration(found, run / FILE)
+    return CalibratedRun(run / FILE, list(_describe(found, data.target_names if data.task == "regression" else [])))
+
+
+def _describe(found: ModelCalibration, targets: list[str]) -> Any:
+    count, groups = found.about["examples"], found.about["groups"]
+    of = "" if groups is None else f" in {groups} groups"
+    yield f"Calibrated on {count} {found.about['split']} examples{of} of {found.about['data']}."
+    if isinstance(found.errors, ClassCalibration):
+        yield f"Temperature {found.errors.temperature:.3g}: probabilities are softmax(logits / temperature)."
+        return
+    half = (found.errors.quantile(0.9).value * found.errors.std(None, 1)[0]).flatten().tolist()
+    shown = list(zip(targets, half, strict=True))[:6]
+    yield (
+        "90 % intervals: "
+        + ", ".join(f"{name} ± {width:.3g}" for name, width in shown)
+        + (f", and {len(half) - 6} more" if len(half) > 6 else "")
+    )
+    if found.uses_masks:
+        yield f"{100 * found.errors.share:.0f} % of the variance of an error grows with the spread over the masks."
+    else:
+        yield "They are as wide for all: the spread over the masks, if there is one, does not tell the errors apart."
+
+
+def read_calibration(run: Path) -> ModelCalibration | None:
+    """That of a run, if it was calibrated.
+
+    Raises:
+        TensorDropoutError: if the file is damaged.
+    """
+    path = run / FILE
+    if not path.exists():
+        return None
+    try:
+        return load_calibration(path)
+    except TensorDropoutError as error:
+        raise TensorDropoutError(f"{error}; calibrate the run anew, or remove the file") from error
