@@ -1,0 +1,144 @@
+"""tensor-dropout calibrate: a run learns how far off it is, and predict says so."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+import tensor_dropout as td
+from tensor_dropout_lab import cli
+from tensor_dropout_lab.evaluation.calibrating import FILE
+
+pytest.importorskip("matplotlib")
+SMALL = ["--epochs", 2, "--batch", 16, "--device", "cpu", "--set", "run.threads=1"]
+
+
+def invoke(*arguments, code=0):
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(cli.app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, f"{result.output} {result.exception!r}"
+    return result.output if code == 0 else result.stderr
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on classes, calibrated on its validation part."""
+    run = tmp_path_factory.mktemp("digits") / "run"
+    invoke("train", "--data", "digits", "--head", "rtrl-cp", "--net", "resnet-mini", *SMALL, "--out", run)
+    return run, invoke("calibrate", run)
+
+
+@pytest.fixture(scope="module")
+def spots(tmp_path_factory):
+    """Pictures with a bright spot, several of each animal; a run on where it is, with a number beside it."""
+    root = tmp_path_factory.mktemp("spots")
+    (root / "images").mkdir()
+    rng = np.random.default_rng(0)
+    rows = [["file", "group", "x0", "y0", "age"]]
+    for number in range(96):
+        x, y = rng.integers(2, 14, 2)
+        image = rng.integers(0, 40, (16, 16, 3), dtype=np.uint8)
+        image[y - 2 : y + 2, x - 2 : x + 2] = 220
+        Image.fromarray(image).save(root / "images" / f"{number:02d}.png")
+        rows.append([f"{number:02d}.png", f"animal{number // 3}", x / 16, y / 16, 20 + x])
+    (root / "points.csv").write_text("\n".join(",".join(map(str, row)) for row in rows) + "\n")
+    run = root / "run"
+    net = ["--net", "resnet-mini", "--head", "rtrl-cp", "--set", "data.options.validation=0.4"]
+    invoke("train", "--data", "table", "--root", root, *net, *SMALL, "--out", run)
+    return root, run
+
+
+def test_classes_get_a_temperature_and_sets(digits):
+    run, said = digits
+    assert re.search(r"Calibrated on \d+ validation examples of digits", said)
+    assert re.search(r"Temperature \d", said)
+    assert str(run / FILE) in said
+    calibration = td.load_calibration(run / FILE)
+    assert calibration.task == "classification"
+    assert calibration.about["examples"] == len(calibration.errors.scores) > 50
+
+
+def test_numbers_get_intervals_by_group(spots, tmp_path):
+    root, run = spots[0], shutil.copytree(spots[1], tmp_path / "run")
+    picture = root / "images" / "03.png"
+    before = invoke("predict", picture, "--model", run, "-o", tmp_path / "before")
+    assert "No calibration: nobody measured how far off these are; tensor-dropout calibrate does" in before
+    assert before.count(", no interval (masks ") == 3
+    assert list(json.loads((tmp_path / "before" / "03.json").read_text())["prediction"]) == ["x0", "y0", "age"]
+    said = invoke("calibrate", run)
+    groups = int(re.search(r"examples in (\d+) groups of table", said)[1])
+    assert 9 <= groups <= 16
+    assert "90 % intervals: x0 ± " in said
+    after = invoke("predict", picture, "--model", run, "-o", tmp_path / "after")
+    assert "±" not in after
+    assert after.count(", 90 % interval ") == 3
+    assert "90 % intervals and sets: as " in after
+    record = json.loads((tmp_path / "after" / "03.json").read_text())
+    for name, (low, high) in record["interval"].items():
+        assert low < record["prediction"][name] < high
+        assert record["masks_std"][name] < (high - low) / 2
+    narrow = tmp_path / "narrow.csv"
+    invoke("predict", root / "images", "--model", run, "-o", narrow, "--coverage", "0.5")
+    with narrow.open() as file:
+        rows = list(csv.DictReader(file))
+    names = ("x0", "y0", "age")
+    assert list(rows[0]) == ["file", *(f"{name}{end}" for end in ("", "_low", "_high", "_masks") for name in names)]
+    low, high = record["interval"]["age"]
+    assert float(rows[3]["age_high"]) - float(rows[3]["age_low"]) < high - low
+    copied = shutil.copytree(run, tmp_path / "copy")
+    (copied / FILE).write_bytes(b"damaged")
+    refused = invoke("predict", picture, "--model", copied, "-o", tmp_path / "no", code=1)
+    assert "is damaged" in refused
+    assert "calibrate the run anew, or remove the file" in refused
+    assert "99 held-out groups, the calibration has" in invoke(
+        "predict", picture, "--model", run, "-o", tmp_path / "no", "--coverage", "0.99", code=1
+    )
+
+
+def test_intervals_are_those_of_the_library(spots, tmp_path):
+    """What predict makes of the file follows from what the file holds."""
+    run = shutil.copytree(spots[1], tmp_path / "run")
+    invoke("calibrate", run)
+    calibration = td.load_calibration(run / FILE)
+    network = td.load(run / "model.safetensors").eval()
+    x = torch.rand(4, 3, 16, 16)
+    found = td.predict(network, x, mode="exact", coverage=0.9, calibration=calibration, task="regression")
+    assert bool((found.low < found.high).all())
+    half = calibration.errors.quantile(0.9).value
+    std = calibration.errors.std(found.std.square() if calibration.uses_masks else None, 4)
+    torch.testing.assert_close(((found.high - found.low) / 2).double(), half * std, rtol=1e-4, atol=1e-6)
+
+
+def test_a_calibration_of_another_network_is_refused(digits, spots, tmp_path):
+    root, run = spots
+    copied = shutil.copytree(run, tmp_path / "run")
+    shutil.copy(digits[0] / FILE, copied / FILE)
+    refused = invoke("predict", root / "images" / "03.png", "--model", copied, "-o", tmp_path / "out", code=1)
+    assert "this calibration is of another network" in refused
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_calibrated_is_said(digits, spots, tmp_path):
+    assert "--split is test or validation, got 'train'" in invoke("calibrate", digits[0], "--split", "train", code=1)
+    assert "Error: " in invoke("calibrate", tmp_path / "none", code=1)
+    few = tmp_path / "few"
+    net = ["--net", "resnet-mini", "--head", "fc", "--set", "data.options.validation=0.1"]
+    invoke("train", "--data", "table", "--root", spots[0], *net, *SMALL, "--out", few)
+    assert re.search(
+        r"\d held-out groups are too few; a 90 % interval takes at least 9", invoke("calibrate", few, code=1)
+    )
+    assert not (few / FILE).exists()
+
+
+def test_the_command_says_what_it_is_for():
+    text = invoke("calibrate", "--help")
+    assert "RUN/calibration.safetensors" in text
+    assert Path(FILE).name in text
