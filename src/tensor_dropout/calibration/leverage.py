@@ -54,7 +54,12 @@ class Leverage(NamedTuple):
 
 @torch.no_grad()
 def fit_leverage(
-    layer: TensorRegression, x: Tensor, weights: Tensor | None, alpha: float, y: Tensor | None = None
+    layer: TensorRegression,
+    x: Tensor,
+    weights: Tensor | None,
+    alpha: float,
+    y: Tensor | None = None,
+    n: float | None = None,
 ) -> Leverage | None:
     """The leverage of a layer that was fitted on these samples.
 
@@ -65,6 +70,7 @@ def fit_leverage(
         alpha: the weight of the squared factors, as it was fitted with.
         y: (n, *output_shape), the targets: their units are those of the layer, and α is not. Needed for several output
             modes; the unit of the last one does not matter.
+        n: how many samples the leverage is for; None: those that count.
 
     Returns:
         None for a layer without a parameter that holds its outputs alone, such as a ring.
@@ -74,7 +80,7 @@ def fit_leverage(
     like = next(layer.parameters())
     layer, scale = _without_units(layer, y, weights)
     w = x.new_ones(len(x), dtype=torch.float64) if weights is None else weights.double()
-    n = float((w > 0).sum())
+    n = float((w > 0).sum()) if n is None else n
     w = (w / w.sum()).to(like.device)
     second, center = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
     size = _rows(x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,9 +42,20 @@ def hold_out(module: nn.Module, leverage: Leverage | None, x: Tensor) -> tuple[T
     return mean, None if leverage is None else measure_leverage(module, leverage, x)
 
 
-def leverage_of(module: nn.Module, x: Tensor, y: Tensor, weights: Tensor | None, alpha: float) -> Leverage | None:
+def leverage_of(
+    module: nn.Module, x: Tensor, y: Tensor, weights: Tensor | None, alpha: float, n: float | None = None
+) -> Leverage | None:
     """The leverage of a fitted layer; None where ridge won, or the format has none."""
-    return fit_leverage(module, x, weights, alpha, y) if isinstance(module, TensorRegression) else None
+    return fit_leverage(module, x, weights, alpha, y, n) if isinstance(module, TensorRegression) else None
+
+
+def mean_count(trains: Sequence[np.ndarray], weights: Tensor | None) -> float:
+    """How many samples that count a fold is fitted on.
+
+    The fit on all samples measures leverages for as many: it is better than the folds' fits, whose errors are known,
+    but how much better is not, so it takes no credit for it.
+    """
+    return float(np.mean([len(rows) if weights is None else float((weights[rows] > 0).sum()) for rows in trains]))
 
 
 def measure_leverage(module: nn.Module, leverage: Leverage, x: Tensor) -> Tensor:

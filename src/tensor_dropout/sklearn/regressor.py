@@ -24,7 +24,7 @@ from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing
 from tensor_dropout.sklearn.defaults import check_number
-from tensor_dropout.sklearn.held_out import CrossFit, hold_out, leverage_of, measure_leverage
+from tensor_dropout.sklearn.held_out import CrossFit, hold_out, leverage_of, mean_count, measure_leverage
 from tensor_dropout.sklearn.inputs import (
     as_targets,
     check_counts,
@@ -365,8 +365,9 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
                 held_out = self._hold_out(x, targets, weights, settings, seed, groups)
             module, ended = self._fit_module(x, targets, weights, settings, "regression", seed)
             if held_out is not None:
-                leverage = leverage_of(module, x, targets, weights, settings["alpha"])
-                self._keep_calibration(*held_out, groups, weights, leverage)
+                errors, h, count = held_out
+                leverage = leverage_of(module, x, targets, weights, settings["alpha"], count)
+                self._keep_calibration(errors, h, groups, weights, leverage)
             self._keep(module, settings, x)
             self._say_how_it_ended(ended)
         return self
@@ -379,8 +380,11 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         settings: dict[str, Any],
         seed: int,
         groups: np.ndarray | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Errors and leverages of all samples, each by a fit that had not seen it; keeps those fits."""
+    ) -> tuple[Tensor, Tensor | None, float]:
+        """Errors and leverages of all samples, each by a fit that had not seen it; keeps those fits.
+
+        The third is how many samples such a fit has.
+        """
         name = type(self).__name__
         check_number(name, "calibrate", self.calibrate, 2, float("inf"), kind="int")
         n_folds = int(self.calibrate or 0)
@@ -408,7 +412,8 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
             fit.rows = torch.from_numpy(np.searchsorted(kept, fit.rows))
             fit.module = nn.Sequential(MoveChannels(self.channel_axis), fit.module) if moved else fit.module
         self.cross_fits_ = fits
-        return errors, None if any(fit.leverage is None for fit in fits) else leverages
+        count = mean_count([train for train, _ in folds], weights)
+        return errors, None if any(fit.leverage is None for fit in fits) else leverages, count
 
     @classmethod
     def from_layer(cls, layer: TensorRegression, **settings: Any) -> TensorRegressor:

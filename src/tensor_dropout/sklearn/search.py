@@ -30,7 +30,7 @@ from tensor_dropout.sklearn.candidates import (
 )
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
-from tensor_dropout.sklearn.held_out import leverage_of
+from tensor_dropout.sklearn.held_out import leverage_of, mean_count
 from tensor_dropout.sklearn.inputs import check_counts, check_folds, check_groups, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
 
@@ -425,7 +425,10 @@ class TensorRegressorCV(RegressionMixin, SearchMixin):
             means, leverages = zip(*(chosen.held_out[fold] for fold in range(len(splits))), strict=True)
             h = None if leverages[0] is None else torch.cat(leverages)
             layer = self._regression()
-            leverage = None if layer is None else leverage_of(layer, x, targets, weights, float(self.alpha_ or 0))
+            count = mean_count([train for train, _ in splits], weights)
+            leverage = None
+            if layer is not None:
+                leverage = leverage_of(layer, x, targets, weights, float(self.alpha_ or 0), count)
             groups = np.arange(len(x)) if groups is None else check_groups(type(self).__name__, groups, len(x))
             self.cross_fits_ = None
             self._keep_calibration(
