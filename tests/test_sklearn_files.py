@@ -17,6 +17,7 @@ from sklearn.model_selection import KFold
 
 import tensor_dropout as td
 from estimators_under_test import SMALL, fit_quietly, make_classes, make_data
+from tensor_dropout.calibration.classification import ClassCalibration
 from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV, TensorRegressor, TensorRegressorCV
 from tensor_dropout.sklearn.held_out import CrossFit
@@ -122,7 +123,7 @@ def alike(a, b):
         return type(b) is torch.Tensor and a.dtype == b.dtype and alike(a.numpy(), b.numpy())
     if isinstance(a, torch.nn.Module):
         return str(a) == str(b) and all(map(alike, a.state_dict().values(), b.state_dict().values()))
-    if isinstance(a, Calibration | CrossFit):
+    if isinstance(a, Calibration | ClassCalibration | CrossFit):
         return type(a) is type(b) and alike(vars(a), vars(b))
     return type(a) is type(b) and a == b
 

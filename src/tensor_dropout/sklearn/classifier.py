@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -9,19 +10,30 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import column_or_1d
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
+from tensor_dropout.calibration.classification import ClassCalibration, calibrate_classes
+from tensor_dropout.calibration.conformal import groups_needed
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
 from tensor_dropout.sklearn.base import TensorEstimator, all_or_nothing
-from tensor_dropout.sklearn.inputs import as_array, check_labels, check_weights, refuse_sparse
+from tensor_dropout.sklearn.held_out import calibration_folds, hold_out
+from tensor_dropout.sklearn.inputs import (
+    as_array,
+    check_coverage,
+    check_groups,
+    check_labels,
+    check_weights,
+    refuse_sparse,
+)
 
 
 class ClassificationMixin(ClassifierMixin):
     """Prediction and targets of the classifiers."""
 
     classes_: np.ndarray
+    calibration_: ClassCalibration | None
 
     def decision_function(self, X: Any) -> Any:
         """The mean logits, (n, classes); for two classes the difference, (n,)."""
@@ -30,9 +42,60 @@ class ClassificationMixin(ClassifierMixin):
         return self._like_input(logits, X)
 
     def predict_proba(self, X: Any) -> Any:
-        """The softmax of the mean logits, (n, classes); where ridge won, its outputs clipped and made to sum to 1."""
+        """The softmax of the mean logits, at the temperature of the held-out folds where there are some: (n, classes).
+
+        Where ridge won, its outputs are clipped and made to sum to 1 first, and their logarithms are the logits.
+        """
         outputs, _ = self._moments(X, variance=False)
-        return self._like_input(self._probabilities(outputs, self.method_), X)
+        return self._like_input(self._calibrated_logits(outputs).softmax(-1), X)
+
+    def predict_set(self, X: Any, coverage: float = 0.9) -> Any:
+        """Which classes are in a set that holds the right one, (n, classes).
+
+        If new samples, or groups, are like those of the fit, about ``coverage`` of the sets hold the right class.
+
+        Args:
+            X: (n, *input_shape).
+            coverage: in (0, 1).
+
+        Raises:
+            TensorDropoutError: if the estimator was fitted without held-out folds.
+        """
+        check_is_fitted(self, "layer_")
+        name = type(self).__name__
+        check_coverage(name, coverage)
+        if self.calibration_ is None:
+            raise TensorDropoutError(
+                f"{name}.predict_set: there are no held-out probabilities; fit with calibrate=5, or use "
+                "TensorClassifierCV"
+            )
+        outputs, _ = self._moments(X, variance=False)
+        sets, quantile = self.calibration_.sets(self._logits(outputs, self.method_), float(coverage))
+        if not bool(quantile.reached.all()):
+            warnings.warn(
+                f"{name}: {int(quantile.groups.min())} held-out samples are too few for coverage={coverage:g}, which "
+                f"needs {groups_needed(coverage)}; the sets hold all classes",
+                UserWarning,
+                stacklevel=2,
+            )
+        return self._like_input(sets, X)
+
+    def _calibrated_logits(self, outputs: Tensor) -> Tensor:
+        logits = self._logits(outputs, self.method_)
+        return logits if self.calibration_ is None else logits / self.calibration_.temperature
+
+    @classmethod
+    def _logits(cls, outputs: Tensor, method: str) -> Tensor:
+        return cls._probabilities(outputs, method).log() if "ridge" in method else outputs
+
+    def _keep_calibration(
+        self, logits: Tensor, numbers: np.ndarray, groups: np.ndarray | None, weights: Tensor | None
+    ) -> None:
+        """From held-out logits (n, classes); rows of weight 0 do not count."""
+        kept = np.arange(len(numbers)) if weights is None else np.flatnonzero((weights > 0).cpu().numpy())
+        known = np.arange(len(numbers)) if groups is None else np.unique(groups, return_inverse=True)[1]
+        target, belongs = torch.from_numpy(numbers[kept]), torch.from_numpy(known[kept])
+        self.calibration_ = calibrate_classes(logits[torch.from_numpy(kept).to(logits.device)], target, belongs)
 
     @staticmethod
     def _probabilities(outputs: Tensor, method: str) -> Tensor:
@@ -44,9 +107,7 @@ class ClassificationMixin(ClassifierMixin):
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithm of :meth:`predict_proba`, finite where a probability is too small for a number."""
         outputs, _ = self._moments(X, variance=False)
-        ridge = "ridge" in self.method_
-        logs = self._probabilities(outputs, self.method_).log() if ridge else outputs.log_softmax(-1)
-        return self._like_input(logs, X)
+        return self._like_input(self._calibrated_logits(outputs).log_softmax(-1), X)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each sample."""
@@ -119,13 +180,17 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
             samples where that takes no more than a quarter of the machine's memory.
         channel_axis: the axis of X that holds the channels.
         class_weight: None, "balanced", or weights by class.
-        random_state: of the start.
+        calibrate: the number of folds whose held-out logits set the temperature of the probabilities, and make sets;
+            None fits once, without them.
+        random_state: of the start, and of the folds.
         device: where to fit.
         verbose: show a progress bar on a terminal.
 
     Attributes:
         classes_: the classes, in the order of the outputs.
         layer_: the fitted layer; ``layer_(X)`` are the logits.
+        calibration_: what held-out folds showed, a
+            :class:`tensor_dropout.calibration.classification.ClassCalibration`; None without ``calibrate``.
 
     Example:
         >>> import numpy as np
@@ -153,6 +218,7 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         batch_size: int | None = None,
         channel_axis: int = 1,
         class_weight: Any = None,
+        calibrate: int | None = None,
         random_state: Any = None,
         device: Any = None,
         verbose: bool = False,
@@ -169,17 +235,19 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         self.batch_size = batch_size
         self.channel_axis = channel_axis
         self.class_weight = class_weight
+        self.calibrate = calibrate
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> TensorClassifier:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, groups: Any = None) -> TensorClassifier:
         """Fit.
 
         Args:
             X: (n, *input_shape), NumPy or torch.
             y: (n,), class numbers or names.
             sample_weight: (n,), not negative.
+            groups: (n,), what the folds of ``calibrate`` must not split, such as the person on a picture.
         """
         with all_or_nothing(self):
             self._check_settings()
@@ -189,7 +257,32 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
             weights = self._weights(sample_weight, numbers, x)
             settings = self._fit_settings(weights, len(x), "classification")
             targets = one_hot(numbers, len(self.classes_), x)
-            module, ended = self._fit_module(x, targets, weights, settings, "classification", self._seed())
+            self.calibration_, seed = None, self._seed()
+            groups = check_groups(type(self).__name__, groups, len(x))
+            if self.calibrate is not None:
+                logits = self._hold_out(x, targets, numbers, weights, settings, seed, groups)
+                self._keep_calibration(logits, numbers, groups, weights)
+            module, ended = self._fit_module(x, targets, weights, settings, "classification", seed)
             self._keep(module, settings, x)
             self._say_how_it_ended(ended)
         return self
+
+    def _hold_out(
+        self,
+        x: Tensor,
+        y: Tensor,
+        numbers: np.ndarray,
+        weights: Tensor | None,
+        settings: dict[str, Any],
+        seed: int,
+        groups: np.ndarray | None,
+    ) -> Tensor:
+        """The logits of all samples, each by a fit that had not seen it."""
+        name, logits = type(self).__name__, torch.zeros_like(y)
+        for train, test in calibration_folds(name, self.calibrate, seed, groups, weights, numbers, classes=True):
+            part = None if weights is None else weights[train]
+            module, ended = self._fit_module(x[train], y[train], part, dict(settings), "classification", seed)
+            if ended is not None and ended.interrupted:
+                raise KeyboardInterrupt
+            logits[test] = hold_out(module, None, x[test])[0].to(y.dtype)
+        return logits

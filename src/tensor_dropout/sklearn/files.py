@@ -16,6 +16,7 @@ import torch
 from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 
+from tensor_dropout.calibration.classification import ClassCalibration
 from tensor_dropout.calibration.leverage import Leverage
 from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.errors import TensorDropoutError
@@ -78,6 +79,8 @@ class FittedNetwork(nn.Module):
             if not is_fitted_name(name):
                 raise ValueError(f"{name!r} is no attribute of a fitted estimator")
             setattr(estimator, name, value)
+        if hasattr(estimator, "predict_proba") != hasattr(estimator, "classes_"):
+            raise ValueError(f"{self.settings['class']} and its fitted attributes do not belong together")
         estimator.layer_ = self.layer
         if len(self.folds):
             fits = [decode(each, arrays) for each in self.settings["folds"]]
@@ -221,8 +224,9 @@ def encode(value: Any, arrays: dict[str, Tensor]) -> Any:
         return {"array" if isinstance(value, np.ndarray) else "tensor": name}
     if isinstance(value, torch.device):
         return {"device": str(value)}
-    if isinstance(value, Calibration):
-        return {"calibration": encode(value.as_dict(), arrays)}
+    if isinstance(value, Calibration | ClassCalibration):
+        kind = "calibration" if isinstance(value, Calibration) else "class_calibration"
+        return {kind: encode(value.as_dict(), arrays)}
     law = law_name(value)
     if law is not None and not getattr(value, "min_rank", 0):
         return law
@@ -250,6 +254,8 @@ def decode(value: Any, arrays: Mapping[str, Tensor]) -> Any:
         return arrays[content]
     if kind == "calibration":
         return Calibration.from_dict(decode(content, arrays))
+    if kind == "class_calibration":
+        return ClassCalibration.from_dict(decode(content, arrays))
     if kind == "device":
         try:
             return torch.device(content)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from sklearn.model_selection import GroupKFold, KFold, StratifiedGroupKFold, StratifiedKFold
 from torch import Tensor, nn
 
 from tensor_dropout.calibration.leverage import Leverage, fit_leverage
 from tensor_dropout.calibration.regression import Calibration
 from tensor_dropout.layers.regression import TensorRegression
+from tensor_dropout.sklearn.defaults import check_number
+from tensor_dropout.sklearn.inputs import check_classes, check_counts, check_folds
 
 
 @dataclass
@@ -47,6 +51,41 @@ def leverage_of(
 ) -> Leverage | None:
     """The leverage of a fitted layer; None where ridge won, or the format has none."""
     return fit_leverage(module, x, weights, alpha, y, n) if isinstance(module, TensorRegression) else None
+
+
+def calibration_folds(
+    name: str,
+    calibrate: Any,
+    seed: int,
+    groups: np.ndarray | None,
+    weights: Tensor | None,
+    y: np.ndarray,
+    *,
+    classes: bool,
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The folds of ``calibrate``: rows to fit on and rows to hold out.
+
+    Args:
+        name: of the estimator, for errors.
+        calibrate: how many.
+        seed: of the shuffle.
+        groups: what stays together, or None.
+        weights: of the samples, or None.
+        y: (n, ...), targets or class numbers.
+        classes: whether every fold is to have all classes.
+    """
+    check_number(name, "calibrate", calibrate, 2, float("inf"), kind="int")
+    n_folds, n = int(calibrate), len(y)
+    check_folds(name, "calibrate", n_folds, n, groups)
+    if classes:
+        check_classes(name, "calibrate", n_folds, y, groups)
+        kind: Any = StratifiedKFold if groups is None else StratifiedGroupKFold
+    else:
+        kind = KFold if groups is None else GroupKFold
+    splitter = kind(n_folds, shuffle=True, random_state=seed % 2**31)
+    folds = list(splitter.split(np.empty(n), y if classes else None, groups=groups))
+    check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
+    return folds
 
 
 def mean_count(trains: Sequence[np.ndarray], weights: Tensor | None) -> float:

@@ -241,6 +241,22 @@ def check_folds(name: str, setting: str, n_folds: int, n: int, groups: np.ndarra
         )
 
 
+def check_classes(name: str, setting: str, n_folds: int, classes: np.ndarray, groups: np.ndarray | None) -> None:
+    """Refuse more folds than the smallest class has samples, where samples are dealt out one by one."""
+    least = int(np.unique(classes, return_counts=True)[1].min())
+    if groups is None and n_folds > least:
+        raise TensorDropoutError(
+            f"{name}: {setting}={n_folds} folds need as many samples of every class, the smallest class has {least}; "
+            f"lower {setting}, or merge classes"
+        )
+
+
+def check_coverage(name: str, coverage: Any) -> None:
+    """Refuse what is no share between 0 and 1."""
+    if isinstance(coverage, bool) or not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
+        raise TensorDropoutError(f"{name}: coverage is a number between 0 and 1, got {coverage!r}")
+
+
 def check_points(name: str, points: Any, outputs: int) -> list[tuple[int, ...]]:
     """Which outputs are the coordinates of each point, two or three; None for 0 and 1, 2 and 3, …."""
     pairs: list[Any] = [(k, k + 1) for k in range(0, outputs, 2)]

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from sklearn.base import MultiOutputMixin, RegressorMixin
 from sklearn.metrics import r2_score
-from sklearn.model_selection import GroupKFold, KFold
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -23,13 +22,18 @@ from tensor_dropout.fitting.statistics import target_scale
 from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.base import MoveChannels, TensorEstimator, all_or_nothing
-from tensor_dropout.sklearn.defaults import check_number
-from tensor_dropout.sklearn.held_out import CrossFit, hold_out, leverage_of, mean_count, measure_leverage
+from tensor_dropout.sklearn.held_out import (
+    CrossFit,
+    calibration_folds,
+    hold_out,
+    leverage_of,
+    mean_count,
+    measure_leverage,
+)
 from tensor_dropout.sklearn.inputs import (
     as_targets,
-    check_counts,
+    check_coverage,
     check_features,
-    check_folds,
     check_groups,
     check_points,
     check_targets,
@@ -128,8 +132,7 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
     def _checked_calibration(self, method: str, coverage: Any) -> Calibration:
         check_is_fitted(self, "layer_")
         name = type(self).__name__
-        if isinstance(coverage, bool) or not isinstance(coverage, float | np.floating) or not 0 < coverage < 1:
-            raise TensorDropoutError(f"{name}: coverage is a number between 0 and 1, got {coverage!r}")
+        check_coverage(name, coverage)
         if self.calibration_ is None:
             raise TensorDropoutError(
                 f"{name}.{method}: there are no held-out errors; fit with calibrate=5, or use {name}CV"
@@ -386,13 +389,7 @@ class TensorRegressor(RegressionMixin, TensorEstimator):
         The third is how many samples such a fit has.
         """
         name = type(self).__name__
-        check_number(name, "calibrate", self.calibrate, 2, float("inf"), kind="int")
-        n_folds = int(self.calibrate or 0)
-        check_folds(name, "calibrate", n_folds, len(x), groups)
-        kind = KFold if groups is None else GroupKFold
-        splitter = kind(n_folds, shuffle=True, random_state=seed % 2**31)
-        folds = list(splitter.split(np.empty(len(x)), groups=groups))
-        check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
+        folds = calibration_folds(name, self.calibrate, seed, groups, weights, np.empty(len(x)), classes=False)
         errors, leverages, fits = y.clone(), torch.zeros_like(y), []
         for train, test in folds:
             part, own = None if weights is None else weights[train], dict(settings)

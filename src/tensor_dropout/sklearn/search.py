@@ -31,7 +31,7 @@ from tensor_dropout.sklearn.candidates import (
 from tensor_dropout.sklearn.classifier import ClassificationMixin, one_hot
 from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_number, is_auto, is_matrix_of_rank_one
 from tensor_dropout.sklearn.held_out import leverage_of, mean_count
-from tensor_dropout.sklearn.inputs import check_counts, check_folds, check_groups, check_pair
+from tensor_dropout.sklearn.inputs import check_classes, check_counts, check_folds, check_groups, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
 
 ALPHAS = (0.25, 1.0, 4.0)
@@ -93,12 +93,7 @@ class SearchMixin(TensorEstimator):
             check_number(name, "cv", splitter, 2, float("inf"), kind="int")
             check_folds(name, "cv", int(splitter), n, groups)
             if self._task == "classification":
-                least = int(np.unique(y, return_counts=True)[1].min())
-                if groups is None and splitter > least:
-                    raise TensorDropoutError(
-                        f"{name}: cv={splitter} folds need as many samples of every class, the smallest class has "
-                        f"{least}; lower cv, or merge classes"
-                    )
+                check_classes(name, "cv", int(splitter), y, groups)
                 kind = StratifiedKFold if groups is None else StratifiedGroupKFold
             else:
                 kind = KFold if groups is None else GroupKFold
@@ -471,6 +466,7 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
         best_params_, best_score_, best_index_: the row that won.
         held_out_: as in :class:`TensorRegressorCV`: probabilities, (n, classes).
         held_out_fold_: as in :class:`TensorRegressorCV`.
+        calibration_: as in :class:`TensorClassifier`, from the folds.
     """
 
     _task = "classification"
@@ -538,8 +534,13 @@ class TensorClassifierCV(ClassificationMixin, SearchMixin):
                     for each in candidates
                 ]
             )
-            self._finish(candidates, scores, x, targets, weights, seed)
+            chosen = self._finish(candidates, scores, x, targets, weights, seed)
             self._keep_held_out(candidates, scores, splits, len(x))
+            rows = np.concatenate([test for _, test in splits])
+            outputs = torch.cat([chosen.held_out[fold][0] for fold in range(len(splits))])
+            groups = np.arange(len(x)) if groups is None else check_groups(type(self).__name__, groups, len(x))
+            own = None if weights is None else weights[rows]
+            self._keep_calibration(self._logits(outputs, chosen.method), numbers[rows], groups[rows], own)
         return self
 
     def _as_predictions(self, outputs: Tensor, method: str) -> np.ndarray:
