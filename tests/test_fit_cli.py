@@ -275,6 +275,28 @@ def test_missing_points_and_a_number_beside_them(images, tmp_path):
     assert 15 < float(row["age"]) < 32
 
 
+def test_what_is_skipped_and_a_lone_coordinate_are_told(images, tmp_path):
+    rows = [("00.png", 0.5), ("z.png", 0.2), *((f"{n:02d}.png", n / N) for n in range(2, N))]
+    table = write_rows(tmp_path / "t.csv", [("file", "x0"), *rows])
+    options = ["--images", images[0], "--targets", table, "--missing", "skip", "--n", "12", "--cache", tmp_path / "c"]
+    output = fit(*options, "--out", tmp_path / "fit")
+    said = "Left out: 1 row without an image (z.png), 1 image without a row (01.png)"
+    assert f"\n{said}\n" in output
+    assert f"\n{said}\n" in (tmp_path / "fit" / "report.md").read_text(encoding="utf-8")
+    assert "Note: x0 has no y0: taken as a number, not a point\n" in output
+
+
+@pytest.mark.filterwarnings("error:param_groups")
+def test_a_fit_is_trained_on_with_its_network(points):
+    """All parameters get a gradient and a group: nothing is frozen."""
+    head = open_fitted(points[0] / "fit")
+    model = td.attach_head(head.feature_maps(BACKBONE[1]), head.estimator).eval()
+    groups = td.param_groups(model, lr=1e-3, factor_step=3e-3)
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters())) > 6
+    td.expected_mse(model, torch.zeros(2, 3, 16, 16), torch.zeros(2, 2)).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 def test_a_column_z_of_pictures_is_a_number(images, tmp_path):
     folder, spots = images
     sizes = np.array([Image.open(path).size for path in sorted(folder.iterdir())])
@@ -289,7 +311,9 @@ def test_a_second_fit_leaves_nothing_of_the_first(points, images, tmp_path):
     folder = shutil.copytree(points[0] / "fit", tmp_path / "fit")
     (folder / "numbers.png").touch()  # of a fit with numbers beside the points
     (folder / "mine.txt").touch()
-    fit(*points[1], "--n", "9", "--out", folder)
+    output = fit(*points[1], "--n", "9", "--out", folder)
+    assert output.startswith(f"Replaces the fit of {N} images in {folder}\n")
+    assert "Replaces" not in points[2]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES, "mine.txt"])
 
 
@@ -591,6 +615,10 @@ def spoil(folder, name):
          ["of the class 'cat'", "two classes"]),
         ([("file", "kind"), *((f"{n:02d}.png", "dog" if n < 2 else "cat") for n in range(N))],
          ["--units", "fractions"], ["3 folds need at least 3 images of every class", "'dog' has 2"]),
+        ([("file", "group", "x0", "y0"), *((f"{n:02d}.png", "g", n, n) for n in range(N))], [],
+         ["at least 2 groups are needed", f"all {N} images are of the group 'g'"]),
+        ([("file", "x0", "y0"), *((f"{n:02d}.png", n / N, n / N) for n in range(N))], [],
+         ["look like fractions: leave --units out"]),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_sentence(points, tmp_path, monkeypatch, rows, arguments, parts):
@@ -626,6 +654,7 @@ def test_images_that_cannot_be_read_are_named(points, images, tmp_path):
             "fit", *BACKBONE, "--images", where, *options[2:6], "--cache", tmp_path / "c", "--out", tmp_path / "o"
         )
         assert "2 of 36 samples cannot be read" in message
+        assert message.endswith("; replace them, or delete them and their rows")
         assert all(name in message for name in (str(where), "05.png", "11.png"))
         assert "/tensor-dropout-" not in message
     assert not (tmp_path / "o").exists()

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 import tensor_dropout as td
 from layers_under_test import every_format, make_layer
 from tensor_dropout_lab.nets import HEADS, build_net
+from tensor_dropout_lab.training.config import OptimizerConfig
+from tensor_dropout_lab.training.optimizers import make_optimizer
 
 OPERANDS = {"tucker": 5, "cp": 4, "tt": 4, "ring": 4}  # of a layer (8, 6, 5) -> 10: the core counts
 
@@ -82,11 +84,26 @@ def test_frozen_parameters_are_left_out():
     net = make_net()
     net[0].requires_grad_(False)
     net[2].operands()[0].requires_grad_(False)
-    rest, factors = groups_of(net)
+    with pytest.warns(UserWarning, match=r"3 of 9 .* frozen .*call model\.requires_grad_\(True\)") as caught:
+        rest, factors = groups_of(net)
+    assert caught[0].filename == __file__
     assert rest["param_names"] == ["1.weight", "1.bias", "2.bias"]
     assert len(factors["params"]) == 3
     net[2].requires_grad_(False)
-    assert len(groups_of(net)) == 1
+    with pytest.warns(UserWarning, match="7 of 9 parameters are frozen"):
+        assert len(groups_of(net)) == 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_said_where_nothing_is_frozen():
+    assert len(groups_of(make_net())) == 2
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_trainer_knows_what_it_has_frozen():
+    net = make_net()
+    net[0].requires_grad_(False)
+    assert make_optimizer(net, OptimizerConfig(), torch.device("cpu")).param_groups[0]["params"][0] is net[1].weight
 
 
 @pytest.mark.parametrize(

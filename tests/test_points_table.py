@@ -195,6 +195,53 @@ def test_what_is_alone_is_named_on_both_sides(tmp_path: Path, folder: Path) -> N
     assert matched.files == images.names == ["a.png"]
 
 
+def test_what_is_skipped_is_named(tmp_path: Path, folder: Path) -> None:
+    table = read_table(write(tmp_path / "t.csv", "file,age\na.png,1\nb.png,\ny.png,1\nz.png,\n"))
+    matched, _ = match_files(table, folder, missing="skip")
+    assert matched.left_out == (
+        "Left out: 2 rows without an image (y.png, z.png), 1 image without a row (sub/c.png), "
+        "1 row without a target (b.png)"
+    )
+    whole = read_table(write(tmp_path / "w.csv", "file,age\na.png,1\nb.png,2\nsub/c.png,3\n"))
+    assert match_files(whole, folder, missing="skip")[0].left_out == ""
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        (("a", "b", "sub/c"), "differ only by '.png': write them"),
+        (("a.PNG", "b.PNG", "sub/c.PNG"), "differ only by '.PNG' and '.png': write them"),
+        (("a.png", "b.png", "c.png"), None),  # two of them have an image
+        (("images/a.png", "images/b.png"), "differ only by the folder 'images/': write them"),
+        (("c.png",), "differ only by the folder 'sub/': write them"),
+        (("a", "b", "d"), None),
+        (("x/a.png", "y/a.png"), None),  # which of them?
+    ],
+)
+@pytest.mark.parametrize("missing", ["error", "skip"])
+def test_names_that_differ_by_an_ending_or_a_folder(
+    tmp_path: Path, folder: Path, files: tuple[str, ...], words: str | None, missing: Literal["error", "skip"]
+) -> None:
+    rows = "".join(f"{file},{number}\n" for number, file in enumerate(files))
+    table = read_table(write(tmp_path / "t.csv", f"file,age\n{rows}"))
+    if words is None and missing == "skip" and "b.png" in files:
+        assert len(match_files(table, folder, missing=missing)[0]) == 2
+        return
+    with pytest.raises(td.TensorDropoutError) as error:
+        match_files(table, folder, missing=missing)
+    assert ("differ only by" in str(error.value)) == (words is not None)
+    assert words is None or words in str(error.value)
+    assert words is None or "--missing skip" not in str(error.value)
+
+
+def test_fractions_are_no_pixels(tmp_path: Path, folder: Path) -> None:
+    rows = "file,x0,y0,age\na.png,0.5,1,30\nb.png,{},0,31\nsub/c.png,,0.2,32\n"
+    fractions = read_table(write(tmp_path / "f.csv", rows.format(0.25)))
+    with pytest.raises(td.TensorDropoutError, match=r"within one pixel .* look like fractions: leave --units out"):
+        match_files(fractions, folder, units="pixels")
+    match_files(read_table(write(tmp_path / "p.csv", rows.format(1.5))), folder, units="pixels")
+
+
 def test_no_row_fits(tmp_path: Path, folder: Path) -> None:
     table = read_table(write(tmp_path / "t.csv", "file,age\na,1\nb,2\n"))
     with pytest.raises(td.TensorDropoutError, match=r"has a, b; there are a.png, b.png, sub/c.png"):

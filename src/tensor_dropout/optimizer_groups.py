@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,8 @@ def param_groups(
 
     W is a product of K operands (CP on images: 4 factors; Tucker: 4 factors and the core). When each moves by a
     relative step η, W moves by about Kη. So by default the operands learn at ``lr / K``: W then moves as a linear
-    layer's weight would at ``lr``. Biases stay with the rest of the network.
+    layer's weight would at ``lr``. Biases stay with the rest of the network. Frozen parameters are left out, with a
+    warning.
 
     Args:
         model: a network with tensor regressions, or without any.
@@ -55,6 +57,7 @@ def param_groups(
             f"param_groups: factor_lr={factor_lr} and factor_step={factor_step} both set the rate of the factors; "
             "leave one out"
         )
+    _warn_of_frozen(model)
     groups = []
     taken: set[int] = set()
     for name, layer in unwrap(model).named_modules():
@@ -70,6 +73,17 @@ def param_groups(
             groups += [_group([item], factor_step * _size(*item) / K, decay) for item in own]
     rest = [(name, p) for name, p in unwrap(model).named_parameters() if id(p) not in taken]
     return [group for group in (_group(rest, lr, weight_decay), *groups) if group["params"]]
+
+
+def _warn_of_frozen(model: nn.Module) -> None:
+    parameters = list(model.parameters())
+    frozen = sum(not parameter.requires_grad for parameter in parameters)
+    if frozen:
+        warnings.warn(
+            f"param_groups: {frozen} of {len(parameters)} parameters are frozen (requires_grad=False) and will not be "
+            "trained; call model.requires_grad_(True) to train them",
+            stacklevel=3,
+        )
 
 
 def _size(name: str, factor: nn.Parameter) -> float:

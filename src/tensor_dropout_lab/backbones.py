@@ -39,7 +39,7 @@ class Backbone:
     """A network with its weights, and how pictures are prepared for it.
 
     Attributes:
-        network: in ``eval`` mode.
+        network: in ``eval`` mode; its parameters may be trained on.
         recipe: how it was made, as JSON types: what :func:`open_backbone` takes.
         mean: of the channels, as ``FeatureMaps`` takes it.
         std: likewise.
@@ -87,7 +87,7 @@ def open_backbone(
     recipe["weights"] = None if weights is None else str(Path(weights).expanduser().resolve())
     if spec == EFFICIENTNET:
         network = _make_efficientnet(weights)
-        return Backbone(_rest(network), recipe, EFFICIENTNET_MEAN, EFFICIENTNET_STD)
+        return Backbone(network.eval(), recipe, EFFICIENTNET_MEAN, EFFICIENTNET_STD)
     if Path(spec).expanduser().exists():
         recipe["spec"] = str(Path(spec).expanduser().resolve())
         network = _read_run(Path(spec).expanduser(), weights)
@@ -98,7 +98,7 @@ def open_backbone(
         )
     else:
         network = _make_network(spec, weights, arguments, input_shape or (3, SIDE, SIDE))
-    return Backbone(_rest(network), recipe, **_preparation(network))
+    return Backbone(network.eval(), recipe, **_preparation(network))
 
 
 def _make_network(spec: str, weights: Any, arguments: str, input_shape: tuple[int, ...]) -> nn.Module:
@@ -172,10 +172,6 @@ def _read_run(path: Path, weights: Any) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise TensorDropoutError(f"--backbone {path} holds a fitted {type(network).__name__}, not a network")
     return network
-
-
-def _rest(network: nn.Module) -> nn.Module:
-    return network.eval().requires_grad_(False)
 
 
 def _preparation(network: nn.Module) -> dict[str, Any]:

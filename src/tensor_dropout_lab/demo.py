@@ -38,9 +38,13 @@ SHOWN = 100
 N_TEST = 500
 N_PIECES = 3
 """Pieces of other digits in each picture."""
+DRAWN = 8
+"""How many test pictures are drawn: the first ones, so that nobody chose them."""
 RANK = 32
 """Below the default of 128, for speed."""
 POOLED, FLATTENED, PLAIN, DROPOUT = "pooled ridge", "flattened ridge", "tensor head", "tensor head, dropout"
+COMPARED = FLATTENED, DROPOUT
+"""The heads of the pictures on the left."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,18 @@ class Pictures:
     images: np.ndarray
     places: np.ndarray
     predicted: dict[str, np.ndarray]
+
+    def measure(self, name: str) -> np.ndarray:
+        """(n,) how far a head is off, in pixels."""
+        return np.asarray(np.linalg.norm(self.predicted[name] - self.places, axis=1))
+
+    def describe(self) -> str:
+        """Two lines: which pictures are drawn, and the mean error of all."""
+        means = "; ".join(f"{name} {self.measure(name).mean():.1f}" for name in COMPARED)
+        return (
+            f"The first {DRAWN} test pictures of the first draw, with their errors in pixels.\n"
+            f"Mean of all {len(self.images)} test pictures: {means}."
+        )
 
 
 @dataclass(frozen=True)
@@ -161,34 +177,39 @@ TRUE = "#009E73"
 
 
 def draw(outcome: Outcome, path: Path) -> None:
-    """Left: the first four test pictures, with true and predicted places. Right: the error over the labels."""
-    with draw_figure(9.6, 4.1) as figure:
-        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1, 1.15))[0]
-        panels = left.subplots(2, 2)
+    """Left: the first test pictures, with true and predicted places. Right: the error over the labels."""
+    with draw_figure(10.6, 4.1) as figure:
+        left, right = figure.subfigures(1, 2, squeeze=False, width_ratios=(1.2, 1))[0]
+        panels = left.subplots(2, DRAWN // 2)
         for k, panel in enumerate(panels.flat):
             draw_picture(outcome.pictures, k, panel)
         left.suptitle(f"Where is the whole digit? Learned from {outcome.shown} labels", fontsize=10)
         handles, names = panels.flat[0].get_legend_handles_labels()
-        left.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8)
+        title = outcome.pictures.describe()
+        left.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8, title=title, title_fontsize=8)
         draw_curves(outcome, right.subplots())
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=110, format="png")
 
 
 def draw_picture(pictures: Pictures, k: int, panel: Axes) -> None:
-    """One test picture with three boxes."""
+    """One test picture with a box at the true place, a dot at each predicted one, and the errors below."""
     from matplotlib.patches import Rectangle
 
     panel.imshow(pictures.images[k], cmap="gray_r")
     panel.set(xticks=[], yticks=[])
     panel.grid(visible=False)
     panel.spines[:].set_visible(True)
-    boxes = [("true place", pictures.places[k], TRUE, "-")]
-    boxes += [(name, pictures.predicted[name][k], STYLES[name]["color"], "--") for name in (FLATTENED, DROPOUT)]
-    for name, (top, left), color, style in boxes:
-        corner = (left - 0.5, top - 0.5)
-        box = Rectangle(corner, DIGIT, DIGIT, fill=False, color=color, linestyle=style, linewidth=2, label=name)
-        panel.add_patch(box)
+    top, left = pictures.places[k]
+    box = Rectangle((left - 0.5, top - 0.5), DIGIT, DIGIT, fill=False, color=TRUE, linewidth=2, label="true place")
+    panel.add_patch(box)
+    for place, name in zip((0.3, 0.7), COMPARED, strict=True):
+        color = STYLES[name]["color"]
+        ends = np.stack([pictures.places[k], pictures.predicted[name][k]]) + (DIGIT - 1) / 2  # the digit's middle
+        panel.plot(ends[:, 1], ends[:, 0], color=color, linewidth=1)
+        panel.plot(*ends[1, ::-1], "o", color=color, markersize=6, markeredgecolor="white", label=name)
+        error = f"{pictures.measure(name)[k]:.1f}"
+        panel.text(place, -0.04, error, color=color, transform=panel.transAxes, fontsize=8, ha="center", va="top")
 
 
 def draw_curves(outcome: Outcome, panel: Axes) -> None:

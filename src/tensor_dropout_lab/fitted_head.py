@@ -243,6 +243,17 @@ def check_folder(folder: Path, command: str) -> None:
         raise TensorDropoutError(f"{command}: --out is a folder, and {place} {what}; name another")
 
 
+def describe_old_fit(folder: Path) -> str:
+    """The fit that is in a folder already, in a few words; "" if there is none."""
+    try:
+        images = json.loads((folder / RECORD).read_text(encoding="utf-8"))["images"]
+    except OSError:
+        return ""
+    except (ValueError, KeyError, TypeError):
+        return "a damaged fit"
+    return f"the fit of {images} images"
+
+
 @contextmanager
 def new_results(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
     """A hidden folder to write results to; they move into ``folder`` when the block ends without an error.

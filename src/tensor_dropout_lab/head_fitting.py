@@ -15,7 +15,7 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.backbones import Backbone
 from tensor_dropout_lab.evaluation.held_out import mean_distances, summarize, write_table
-from tensor_dropout_lab.fitted_head import HEAD, MAP_SETTINGS, RECORD, VERSION, hash_file, new_results
+from tensor_dropout_lab.fitted_head import HEAD, MAP_SETTINGS, RECORD, VERSION, describe_old_fit, hash_file, new_results
 from tensor_dropout_lab.head_search import (
     Examples,
     FitOptions,
@@ -52,9 +52,14 @@ def fit_head(options: FitOptions, say: Say) -> list[Path]:
     """
     check_options(options)
     _keep_inputs(options)
+    replaced = describe_old_fit(options.folder)
+    if replaced:
+        say(f"Replaces {replaced} in {options.folder}")
     with _saying_warnings(say):
         examples = read_examples(options)
         say(examples.describe())
+        if examples.table.left_out:
+            say(examples.table.left_out)
         backbone = open_network(options, examples.images)
         features = compute_features(options, backbone, examples.images)
         say(features.describe())
@@ -236,7 +241,7 @@ def _write_report(
     ]
     lines = [
         f"# {options.folder.name}: a head fitted on {len(examples.table)} images",
-        examples.describe(),
+        "\n\n".join(filter(None, (examples.describe(), examples.table.left_out))),
         fitted.verdict.text,
         "\n".join(table),
         " ".join(how).strip(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from tensor_dropout.features.decoding import measure_volume
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.backbones import SIDE, Backbone, check_spec, open_backbone
 from tensor_dropout_lab.data.image_files import ImageFiles
-from tensor_dropout_lab.data.points_table import Table, Task, Units, match_files, read_table
+from tensor_dropout_lab.data.points_table import Table, Task, Units, find_halves, match_files, read_table
 from tensor_dropout_lab.evaluation.held_out import (
     BASELINE,
     Measure,
@@ -45,6 +46,7 @@ SETTINGS = {
     "FeatureMaps: grid is": "FeatureMaps: --grid is",
     "FeatureMaps: pool is": "FeatureMaps: --pool is",
     "FeatureMaps: device=": "FeatureMaps: --device ",
+    "replace them, or leave them out": "replace them, or delete them and their rows",
 }
 """What messages advise in Python, and the options that do the same."""
 
@@ -190,6 +192,8 @@ def read_examples(options: FitOptions) -> Examples:
     if options.n is not None and options.n < available:
         rows = sorted(np.random.default_rng(options.seed).permutation(available)[: options.n])
         matched, images = matched.take(rows), images.take(rows)
+    for x, y in find_halves(matched.columns) if matched.labels is None else ():
+        warnings.warn(f"{x} has no {y}: taken as a number, not a point", stacklevel=2)
     _check_columns(matched)
     _check_folds(matched, options.folds)
     return Examples(matched, images, available, None if images.are_volumes else images.measure())
@@ -211,6 +215,11 @@ def _check_columns(table: Table) -> None:
 
 def _check_folds(table: Table, folds: int) -> None:
     units = len(set(table.groups or table.files))
+    if units == 1 and table.groups is not None:
+        raise TensorDropoutError(
+            f"fit: at least 2 groups are needed, and all {len(table)} images are of the group {table.groups[0]!r}; "
+            "label images of another group, or leave the column group out if these are independent"
+        )
     if folds > units:
         what = "images" if table.groups is None else "groups"
         raise TensorDropoutError(

@@ -79,7 +79,8 @@ def attach_head(
 
     Args:
         model: a network, or the ``FeatureMaps`` that the estimator was fitted on, whose settings are then taken. The
-            parameters are shared: training changes the network that was given.
+            parameters are shared: training changes the network that was given, and those that it has frozen
+            (``requires_grad=False``) stay frozen.
         estimator: a fitted estimator of ``tensor_dropout.sklearn``, or a layer. It is copied.
         layer: as in ``FeatureMaps``; needed with a network.
         example_input: a batch such as the network takes, to find how the map lies; 3×224×224 without one. Not needed

@@ -254,7 +254,10 @@ def _check_shape(reader: Reader, source: Source, number: int, item: Item) -> Non
 def unreadable(source: Source, problems: dict[int, str], where: str) -> TensorDropoutError:
     """The error that names all of them, or the first few and how many there are."""
     named = [f"{source.name(number)} ({problem})" for number, problem in problems.items()]
-    return TensorDropoutError(f"{where}: {len(problems)} of {len(source)} samples cannot be read: {name_some(named)}")
+    return TensorDropoutError(
+        f"{where}: {len(problems)} of {len(source)} samples cannot be read: {name_some(named)}; replace them, or leave "
+        "them out"
+    )
 
 
 def _read(source: Source, is_known: Callable[[str], bool] | None, batch: int) -> Iterator[tuple[int, Item]]:

@@ -33,6 +33,7 @@ from tensor_dropout.sklearn.defaults import auto_alpha, build_layer, check_numbe
 from tensor_dropout.sklearn.held_out import leverage_of, mean_count
 from tensor_dropout.sklearn.inputs import check_classes, check_counts, check_folds, check_groups, check_pair
 from tensor_dropout.sklearn.regressor import RegressionMixin
+from tensor_dropout.sklearn.scoring import choose_by_other_folds, skills, weighted_mean
 
 ALPHAS = (0.25, 1.0, 4.0)
 """``alphas="auto"``: multiples of what a single fit takes."""
@@ -250,63 +251,6 @@ class SearchMixin(TensorEstimator):
         from tensor_dropout.sklearn.picture import draw_search
 
         return draw_search(self, path)
-
-
-def weighted_mean(values: Tensor, weights: Tensor | None) -> Tensor:
-    """The mean over the samples, where it is known; (n, ...) -> (...)."""
-    w = values.new_ones(len(values)) if weights is None else weights.to(values)
-    share = w.view(-1, *[1] * (values.ndim - 1)) * ~values.isnan()
-    return (share * values.nan_to_num()).sum(0) / share.sum(0).clamp(min=1e-30)
-
-
-def weighted_variance(values: Tensor, weights: Tensor | None) -> Tensor:
-    """The variance over the samples, where known; exactly 0 for what is constant."""
-    varies = (values.nan_to_num(nan=float("-inf")).amax(0) - values.nan_to_num(nan=float("inf")).amin(0)) > 0
-    return weighted_mean((values - weighted_mean(values, weights)).square(), weights) * varies
-
-
-def skills(
-    y: Tensor, candidates: list[Candidate], splits: list[tuple[np.ndarray, np.ndarray]], weights: Tensor | None
-) -> np.ndarray:
-    """Scores (candidates, folds) of regressions: ``1 - error / error of the mean target``; -inf where not finite.
-
-    The error of a sample is the root of its mean squared error, over the outputs that vary and that it has, each over
-    its std.
-    """
-    spread = weighted_variance(y, weights).sqrt()
-    spread = torch.where(spread > 0, spread, float("nan"))
-
-    def error(predicted: Tensor, rows: Any) -> float:
-        errors = ((y[rows] - predicted) / spread).square().flatten(1).nanmean(1).sqrt()  # NaN without a known output
-        return float(weighted_mean(errors, None if weights is None else weights[rows]))
-
-    usual = error(weighted_mean(y, weights), slice(None))
-    scores = np.full((len(candidates), len(splits)), -np.inf)
-    for (k, candidate), (fold, (_, test)) in product(enumerate(candidates), enumerate(splits)):
-        mean, _ = candidate.held_out[fold]
-        if bool(mean.isfinite().all()):
-            scores[k, fold] = 1 - error(mean, test) / usual
-    return scores
-
-
-def choose_by_other_folds(methods: list[str], scores: np.ndarray) -> dict[str, list[int]]:
-    """For each method and each fold the candidate with the best mean score in the other folds.
-
-    Args:
-        methods: of the candidates.
-        scores: (candidates, folds).
-
-    Example:
-        >>> choose_by_other_folds(["cp", "cp", "ridge"], np.array([[0.9, 0.1], [0.2, 0.3], [0.0, 0.0]]))
-        {'cp': [1, 0], 'ridge': [2, 2]}
-    """
-    chosen: dict[str, list[int]] = {}
-    for method in dict.fromkeys(methods):
-        rows = [k for k, each in enumerate(methods) if each == method]
-        folds = range(scores.shape[1])
-        others = [scores[rows] if len(folds) == 1 else np.delete(scores[rows], fold, axis=1) for fold in folds]
-        chosen[method] = [rows[int(each.mean(1).argmax())] for each in others]
-    return chosen
 
 
 class TensorRegressorCV(RegressionMixin, SearchMixin):

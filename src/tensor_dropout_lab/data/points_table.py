@@ -29,7 +29,7 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.data.base import choose
-from tensor_dropout_lab.data.image_files import ImageFiles, find_images
+from tensor_dropout_lab.data.image_files import PICTURES, VOLUMES, ImageFiles, find_images
 
 Units = Literal["fractions", "pixels"]
 Task = Literal["regression", "classification"]
@@ -54,6 +54,7 @@ class Table:
         values: (n, k) float64, NaN where missing; None for classes.
         labels: (n) class names, "" where missing; None for numbers.
         axes: how many coordinates a point has at most: in pictures two, and a column z is a number like any other.
+        left_out: one line that names what :func:`match_files` skipped, or nothing.
     """
 
     path: Path
@@ -63,6 +64,7 @@ class Table:
     values: np.ndarray | None
     labels: list[str] | None
     axes: int = 3
+    left_out: str = ""
 
     def __len__(self) -> int:
         return len(self.files)
@@ -123,6 +125,23 @@ def find_points(columns: Sequence[str]) -> list[tuple[int, ...]]:
     return points
 
 
+def find_halves(columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Columns that seem to be x of a point, each with the column y that is not there.
+
+    Example:
+        >>> find_halves(["x0", "y0", "tip_x", "age"])
+        [('tip_x', 'tip_y')]
+    """
+    of_points = {columns[column] for point in find_points(columns) for column in point}
+    halves = []
+    for column in columns:
+        found = None if column in of_points else _AXIS.search(column)
+        if found is not None:
+            at = found.start(found.lastindex or 0)
+            halves.append((column, column[:at] + ("y" if column[at] == "x" else "Y") + column[at + 1 :]))
+    return halves
+
+
 def find_lone_columns(columns: Sequence[str]) -> list[str]:
     """Columns that seem to be a coordinate without its partner, or the sides of a box.
 
@@ -130,8 +149,7 @@ def find_lone_columns(columns: Sequence[str]) -> list[str]:
         >>> find_lone_columns(["x0", "y0", "tip_x", "age"]), find_lone_columns(["x", "y", "w", "h"])
         (['tip_x'], ['w', 'h'])
     """
-    of_points = {columns[column] for point in find_points(columns) for column in point}
-    lone = [column for column in columns if column not in of_points and _AXIS.search(column)]
+    lone = [x for x, _ in find_halves(columns)]
     names = {column.lower(): column for column in columns}
     sides = [names[side] for pair in (("w", "h"), ("width", "height")) if set(pair) <= set(names) for side in pair]
     return lone + sides
@@ -336,8 +354,9 @@ def match_files(
     if not rows:
         raise TensorDropoutError(
             f"{table.path}: no row with a target has an image in {found.where}: the table has "
-            f"{name_some(table.files)}; there are {name_some(names)}"
+            f"{name_some(table.files)}; there are {name_some(names)}{_advise_on_names(table.files, names)}"
         )
+    table = replace(table, left_out=_describe_alone(table, names))
     table, found = table.take(rows), found.take([place[table.files[row]] for row in rows])
     if found.are_volumes:
         _check_volume_points(table, units)
@@ -349,10 +368,27 @@ def match_files(
     return table, found
 
 
-def _refuse_alone(table: Table, names: list[str], images: ImageFiles) -> None:
-    without_image = sorted(set(table.files) - set(names))
-    without_row = sorted(set(names) - set(table.files))
+def _find_alone(table: Table, names: list[str]) -> tuple[list[str], list[str], list[str]]:
+    """Files of rows without an image, images without a row, and files of rows without a target."""
     empty = [file for file, there in zip(table.files, table.has_target, strict=True) if not there]
+    return sorted(set(table.files) - set(names)), sorted(set(names) - set(table.files)), empty
+
+
+def _describe_alone(table: Table, names: list[str]) -> str:
+    """One line, for what is left out; "" for nothing."""
+    without_image, without_row, empty = _find_alone(table, names)
+    empty = sorted(set(empty) - set(without_image))
+    kinds = (
+        (without_image, ("row without an image", "rows without an image")),
+        (without_row, ("image without a row", "images without a row")),
+        (empty, ("row without a target", "rows without a target")),
+    )
+    said = [f"{len(files)} {words[len(files) > 1]} ({name_some(files)})" for files, words in kinds if files]
+    return f"Left out: {', '.join(said)}" if said else ""
+
+
+def _refuse_alone(table: Table, names: list[str], images: ImageFiles) -> None:
+    without_image, without_row, empty = _find_alone(table, names)
     problems = [
         f"{len(files)} {what}: {name_some(files)}"
         for files, what in (
@@ -363,8 +399,34 @@ def _refuse_alone(table: Table, names: list[str], images: ImageFiles) -> None:
         if files
     ]
     if problems:
-        way_out = "Complete them, or leave them out with --missing skip (in Python: missing='skip')"
-        raise TensorDropoutError(f"{table.path}: {'; '.join(problems)}. {way_out}")
+        way_out = ". Complete them, or leave them out with --missing skip (in Python: missing='skip')"
+        advice = _advise_on_names(table.files, names) or way_out
+        raise TensorDropoutError(f"{table.path}: {'; '.join(problems)}{advice}")
+
+
+def _advise_on_names(files: Sequence[str], names: Sequence[str]) -> str:
+    """What to do if no row has an image, and all would have one but for the extension or the folder; else ""."""
+    if set(files) & set(names):
+        return ""
+    for cut, one, many in ((_cut_extension, "", "their extensions"), (_cut_folder, "the folder ", "their folders")):
+        of_files, of_names = dict(map(cut, files)), dict(map(cut, names))
+        if len(of_files) == len(files) and len(of_names) == len(names) and of_files.keys() <= of_names.keys():
+            parts = {*of_files.values(), *(of_names[file] for file in of_files)} - {""}
+            what = one + " and ".join(map(repr, sorted(parts))) if len(parts) <= 2 else many
+            return f". The names differ only by {what}: write them in the column file as the images are named"
+    return ""
+
+
+def _cut_extension(name: str) -> tuple[str, str]:
+    """The name without the extension of an image, and the extension."""
+    length = max(len(end) if name.lower().endswith(end) else 0 for end in (*VOLUMES, *PICTURES))
+    return name[: len(name) - length], name[len(name) - length :]
+
+
+def _cut_folder(name: str) -> tuple[str, str]:
+    """The name without its folder, and the folder."""
+    folder, slash, file = name.rpartition("/")
+    return file, folder + slash
 
 
 def _divide_by_size(table: Table, images: ImageFiles) -> Table:
@@ -372,6 +434,12 @@ def _divide_by_size(table: Table, images: ImageFiles) -> Table:
         raise TensorDropoutError(
             f"{table.path}: units is 'pixels', but no two columns are a point, such as x0 and y0 or nose_x and nose_y; "
             f"there are {', '.join(table.columns[:5])}. Leave units out, or rename them"
+        )
+    places = table.values[:, [column for point in table.points for column in point]]
+    if ((places >= 0) & (places <= 1) | np.isnan(places)).all() and not np.isnan(places).all():
+        raise TensorDropoutError(
+            f"{table.path}: units is 'pixels', and all points lie within one pixel of the upper left corner; these "
+            "look like fractions: leave --units out (in Python: units='fractions')"
         )
     sizes = images.measure()  # (n, 2): width and height
     values = table.values.copy()

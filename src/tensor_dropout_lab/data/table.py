@@ -107,6 +107,8 @@ def load_table(
     base = _find_root(root)
     whole = read_table(_find_table(base, table), task=task, target=target)
     matched, found = match_files(whole, _find_images(base, images), units=units, missing=missing)
+    if matched.left_out:
+        warnings.warn(f"table: {matched.left_out}", stacklevel=2)
     if found.are_volumes:
         import_extra("nibabel", "table")
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,13 +81,15 @@ def make_optimizer(network: nn.Module, settings: OptimizerConfig, device: torch.
 
     from tensor_dropout.optimizer_groups import param_groups
 
-    groups = param_groups(
-        network,
-        lr=settings.lr,
-        weight_decay=settings.weight_decay,
-        factor_lr=settings.factor_lr,
-        factor_decay=settings.factor_decay,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "param_groups: .* frozen")  # on purpose: what is behind the feature map
+        groups = param_groups(
+            network,
+            lr=settings.lr,
+            weight_decay=settings.weight_decay,
+            factor_lr=settings.factor_lr,
+            factor_decay=settings.factor_decay,
+        )
     on_gpu = device.type == "cuda"
     for group in groups:
         group["initial_lr"] = group["lr"]
