@@ -241,7 +241,7 @@ SHOWN = {
     "flattened linear, dropout": ("#7f7f7f", "--"),
     "convolutional": ("C2", "--"),
     "attention pooling": ("C4", ":"),
-    "soft-argmax": ("C5", "--"),
+    "soft-argmax": ("C1", "--"),
     "CP, θ = 1": ("C0", "--"),
     "CP, dropout": ("C3", "-"),
 }
@@ -251,6 +251,7 @@ SET_TITLES = {"wings": "fly wings, 15 points", "retina": "optic disc, 2 points",
 def draw(record: Record, path: Path, backbone: str = "efficientnet") -> None:
     """The error over n: a panel for each set."""
     groups = group_rows(record)
+    known = {head for group, heads in groups.items() if group.backbone == backbone for head in heads}
     with draw_figure(10.5, 3.8) as figure:
         panels = figure.subplots(1, len(SETS), squeeze=False)[0]
         for panel, name in zip(panels, SETS, strict=True):
@@ -258,6 +259,8 @@ def draw(record: Record, path: Path, backbone: str = "efficientnet") -> None:
                 g.n: heads for g, heads in groups.items() if (g.set, g.backbone) == (name, backbone) and g.n in SIZES
             }
             for head, (color, style) in SHOWN.items():
+                if head not in known:
+                    continue
                 ns = [n for n in own if head in own[n]]
                 panel.plot(ns, [mean_of(own[n][head]) for n in ns], style, color=color, marker="o", ms=3, label=head)
             panel.set(title=SET_TITLES[name], xlabel="labelled images", xscale="log", yscale="log", xticks=list(SIZES))
