@@ -967,3 +967,9 @@ def test_an_estimator_without_held_out_errors_is_refused(fitted, method):
         with pytest.raises(td.TensorDropoutError, match=rf"{type(estimator).__name__}\.{method}: .*{cure}") as caught:
             getattr(estimator, method)(new)
         assert_one_sentence(caught)
+
+
+def test_no_scores_have_no_quantile_and_a_row_of_them_has_one():
+    value, reached, groups = conformal_quantile(torch.zeros(0, 3), torch.zeros(0), 0.9)
+    assert (value.tolist(), reached.tolist(), groups.tolist()) == ([math.inf] * 3, [False] * 3, [0] * 3)
+    assert float(conformal_quantile(torch.arange(1.0, 20.0), torch.arange(19), 0.9).value) == 18

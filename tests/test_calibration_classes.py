@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import StratifiedGroupKFold
 from torch.nn import functional as F
 
 import tensor_dropout as td
@@ -78,14 +79,51 @@ def test_groups_count_alike():
     [
         (torch.zeros(0, 3), torch.zeros(0), "there are no samples"),
         (torch.tensor([[0.0, torch.nan]]), torch.tensor([0]), "a logit is not finite"),
-        (torch.zeros(2, 3), torch.tensor([0, 3]), "targets are classes 0 to 2, one for each of 2 samples"),
-        (torch.zeros(2, 3), torch.tensor([-1, 0]), "from -1 to 0"),
+        (torch.zeros(2, 3), torch.tensor([0, 3]), "targets are classes 0 to 2, got 0 to 3"),
+        (torch.zeros(2, 3), torch.tensor([-1, 0]), "got -1 to 0"),
         (torch.zeros(2, 3), torch.tensor([1]), "one for each of 2 samples"),
+        (torch.zeros(2, 3), torch.tensor([0.5, 1.0]), "got 0.5 to 1"),
+        (torch.zeros(2, 3), torch.tensor([torch.nan, 1.0]), "got nan to nan"),
+        (torch.zeros(3), torch.zeros(3), r"got \(3,\), \(3,\)"),
+        (torch.zeros(2, 0), torch.zeros(2), r"got \(2, 0\), \(2,\)"),
     ],
 )
 def test_what_cannot_be_is_said(logits, y, said):
     with pytest.raises(td.TensorDropoutError, match=said):
         calibrate_classes(logits, y)
+
+
+def test_groups_of_others_are_refused():
+    with pytest.raises(td.TensorDropoutError, match=r"one for each of 24 samples, got \(24, 4\), \(24,\), \(5,\)"):
+        calibrate_classes(*draw(24), torch.arange(5))
+
+
+def test_a_class_as_probable_as_the_quantile_is_in_the_set():
+    for seed in range(20):
+        logits, y = draw(21, seed=seed)
+        found = calibrate_classes(logits, y)
+        sets, quantile = found.sets(logits, 0.9)
+        row = int((found.scores == quantile.value).nonzero()[0])
+        assert bool(sets[row, y[row]])
+
+
+def test_groups_that_are_large_do_not_count_more():
+    """Hard groups have one sample, easy ones ten: a new group is hard as often as not."""
+    n_groups, repeats = 30, 400
+    held = {"groups": [], "samples": []}
+    for seed in range(repeats):
+        rng = np.random.default_rng(seed)
+        hard = rng.random(n_groups + 1) < 0.5
+        group = np.repeat(np.arange(n_groups + 1), np.where(hard, 1, 10))
+        logits = torch.zeros(len(group), 2, dtype=torch.float64)
+        logits[:, 0] = torch.from_numpy(np.where(hard[group], -1.0, 3.0) + rng.normal(size=len(group)))
+        seen, new = group < n_groups, int(np.flatnonzero(group == n_groups)[0])
+        for kind, numbers in (("groups", torch.from_numpy(group[seen])), ("samples", None)):
+            found = calibrate_classes(logits[seen], torch.zeros(int(seen.sum())), numbers)
+            held[kind].append(bool(found.sets(logits[new : new + 1], 0.8)[0][0, 0]))
+    error = (0.8 * 0.2 / repeats) ** 0.5
+    assert np.mean(held["groups"]) > 0.8 - 3 * error
+    assert np.mean(held["samples"]) < 0.8 - 6 * error
 
 
 # The estimators.
@@ -189,3 +227,38 @@ def test_bad_settings_are_said(fitted):
         TensorClassifier(calibrate=3).fit(X, y, groups=np.arange(30) // 15)
     with pytest.warns(UserWarning, match=r"90 held-out samples are too few for coverage=0.99, which needs 99"):
         assert calibrated.predict_set(new[:3], 0.99).all()
+
+
+def test_what_was_fitted_before_there_was_a_calibration_predicts(fitted):
+    plain, calibrated, new, _ = fitted
+    old = pickle.loads(pickle.dumps(calibrated))
+    del old.calibration_
+    assert np.array_equal(old.predict_proba(new), plain.predict_proba(new))
+    assert np.array_equal(old.predict_log_proba(new), plain.predict_log_proba(new))
+    with pytest.raises(td.TensorDropoutError, match="fit with calibrate=5"):
+        old.predict_set(new)
+
+
+def test_rows_that_several_folds_hold_out_are_one_group():
+    X, y, _, _ = simulate(n=30)
+    rows = np.arange(30)
+    pairs = [(rows[rows % 3 != k], rows[rows % 3 == k]) for k in (0, 1, 2, 0)]
+    options = {"thetas": (1.0,), "alphas": (1e-2,), "cv": pairs, "max_iter": 10, "random_state": 0}
+    for groups, count in ((None, 30), (rows // 3 % 5, 5)):
+        found = fit_quietly(TensorClassifierCV(**options), X, y, groups=groups).calibration_
+        assert found.scores.shape == (40,)
+        assert found.sets(torch.zeros(1, 3), 0.5)[1].groups.tolist() == [count]
+
+
+def test_groups_that_cannot_be_dealt_out_are_refused(monkeypatch):
+    X, y, _, _ = simulate(n=30)
+    one, other = X[y == "ant"], X[y == "bee"]
+    pair, names = np.concatenate([one, other]), np.repeat(["ant", "bee"], [len(one), len(other)])
+    with pytest.raises(td.TensorDropoutError, match=r"calibrate=2 leaves one class alone to fit on, .*ant"):
+        TensorClassifier(calibrate=2, max_iter=2, random_state=0).fit(pair, names, groups=names)
+    for model in (TensorClassifier(calibrate=29), TensorClassifierCV(cv=29)):
+        with pytest.raises(td.TensorDropoutError, match=r"=29 folds need .* of a class, the largest class has \d"):
+            model.fit(X, y, groups=np.arange(30))
+    monkeypatch.setattr(StratifiedGroupKFold, "split", lambda *_, **__: [(np.arange(30), np.arange(0))])
+    with pytest.raises(td.TensorDropoutError, match="calibrate=2 leaves a fold empty for 30 rows; lower calibrate"):
+        TensorClassifier(calibrate=2).fit(X, y, groups=np.arange(30))

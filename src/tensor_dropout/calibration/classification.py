@@ -42,7 +42,8 @@ class ClassCalibration:
         """
         quantile = conformal_quantile(self.scores[:, None], self.groups, coverage)
         level = quantile.value if bool(quantile.reached.all()) else torch.ones_like(quantile.value)
-        return self.probabilities(logits.double()) >= (1 - level).to(logits.device), quantile
+        scores = 1 - self.probabilities(logits.double())  # compared as scores: 1 - (1 - p) is not p in floats
+        return scores <= level.to(logits.device), quantile
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
@@ -65,15 +66,22 @@ def calibrate_classes(logits: Tensor, target: Tensor, groups: Tensor | None = No
     Raises:
         TensorDropoutError: if there are no samples, a logit is not finite, or a class is none of the K.
     """
-    logits, target = logits.detach().double().cpu(), target.detach().long().cpu()
+    logits, target = logits.detach().double().cpu(), target.detach().cpu()
+    shapes = [tuple(logits.shape), tuple(target.shape), *([] if groups is None else [tuple(groups.shape)])]
+    if logits.ndim != 2 or logits.shape[1] == 0 or set(shapes[1:]) != {(len(logits),)}:
+        raise TensorDropoutError(
+            f"calibrate: logits are (n, classes), targets and groups one for each of {len(logits)} samples, got "
+            f"{', '.join(map(str, shapes))}"
+        )
     if not len(logits) or not bool(logits.isfinite().all()):
         what = "a logit is not finite" if len(logits) else "there are no samples"
         raise TensorDropoutError(f"calibrate: {what}; give samples whose logits are numbers")
-    if target.shape != logits.shape[:1] or int(target.min()) < 0 or int(target.max()) >= logits.shape[1]:
+    if not bool(((target == target.long()) & (target >= 0) & (target < logits.shape[1])).all()):
         raise TensorDropoutError(
-            f"calibrate: targets are classes 0 to {logits.shape[1] - 1}, one for each of {len(logits)} samples, got "
-            f"{tuple(target.shape)} from {int(target.min())} to {int(target.max())}"
+            f"calibrate: targets are classes 0 to {logits.shape[1] - 1}, got {float(target.min()):g} to "
+            f"{float(target.max()):g}"
         )
+    target = target.long()
     temperature = fit_temperature(logits, target)
     right = (logits / temperature).softmax(-1).gather(1, target[:, None])[:, 0]
     numbers = torch.arange(len(logits)) if groups is None else groups.unique(return_inverse=True)[1].cpu()

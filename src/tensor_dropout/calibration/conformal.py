@@ -40,10 +40,14 @@ def conformal_quantile(scores: Tensor, groups: Tensor, coverage: float) -> Quant
         >>> found.value.tolist(), found.reached.tolist()
         ([18.0], [True])
     """
-    flat = scores.double().flatten(1)
+    shape = scores.shape[1:]
+    if not len(scores):
+        nothing = torch.zeros(shape, dtype=torch.long)
+        return Quantile(torch.full(shape, math.inf, dtype=torch.float64), nothing.bool(), nothing)
+    flat = scores.double().reshape(len(scores), -1)
     known = ~flat.isnan()
     _, number = groups.unique(return_inverse=True)
-    sizes = torch.zeros(int(number.max()) + 1 if len(number) else 0, flat.shape[1], dtype=torch.float64)
+    sizes = torch.zeros(int(number.max()) + 1, flat.shape[1], dtype=torch.float64)
     sizes.index_add_(0, number, known.double())
     count = (sizes > 0).sum(0)
     weight = torch.where(known, 1 / sizes[number].clamp(min=1), 0.0)
@@ -52,8 +56,7 @@ def conformal_quantile(scores: Tensor, groups: Tensor, coverage: float) -> Quant
     needed = coverage * (count + 1).double() * (1 - 1e-9)  # rounding must not ask for one more
     enough = reached_share >= needed
     first = torch.where(enough.any(0), enough.double().argmax(0), (known.sum(0) - 1).clamp(min=0))
-    value = ordered.gather(0, first[None])[0] if len(flat) else torch.full_like(needed, math.inf)
-    shape = scores.shape[1:]
+    value = ordered.gather(0, first[None])[0]
     return Quantile(value.view(shape), enough.any(0).view(shape), count.view(shape))
 
 

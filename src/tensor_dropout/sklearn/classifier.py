@@ -64,13 +64,14 @@ class ClassificationMixin(ClassifierMixin):
         check_is_fitted(self, "layer_")
         name = type(self).__name__
         check_coverage(name, coverage)
-        if self.calibration_ is None:
+        calibration = getattr(self, "calibration_", None)  # a file may be older than it
+        if calibration is None:
             raise TensorDropoutError(
                 f"{name}.predict_set: there are no held-out probabilities; fit with calibrate=5, or use "
                 "TensorClassifierCV"
             )
         outputs, _ = self._moments(X, variance=False)
-        sets, quantile = self.calibration_.sets(self._logits(outputs, self.method_), float(coverage))
+        sets, quantile = calibration.sets(self._logits(outputs, self.method_), float(coverage))
         if not bool(quantile.reached.all()):
             warnings.warn(
                 f"{name}: {int(quantile.groups.min())} held-out samples are too few for coverage={coverage:g}, which "
@@ -82,7 +83,8 @@ class ClassificationMixin(ClassifierMixin):
 
     def _calibrated_logits(self, outputs: Tensor) -> Tensor:
         logits = self._logits(outputs, self.method_)
-        return logits if self.calibration_ is None else logits / self.calibration_.temperature
+        calibration = getattr(self, "calibration_", None)  # a file may be older than it
+        return logits if calibration is None else logits / calibration.temperature
 
     @classmethod
     def _logits(cls, outputs: Tensor, method: str) -> Tensor:
@@ -281,6 +283,13 @@ class TensorClassifier(ClassificationMixin, TensorEstimator):
         name, logits = type(self).__name__, torch.zeros_like(y)
         for train, test in calibration_folds(name, self.calibrate, seed, groups, weights, numbers, classes=True):
             part = None if weights is None else weights[train]
+            counted = train if part is None else train[(part > 0).cpu().numpy()]
+            if len(np.unique(numbers[counted])) < 2:
+                raise TensorDropoutError(
+                    f"{name}: calibrate={self.calibrate} leaves one class alone to fit on, "
+                    f"{self.classes_[numbers[counted[0]]]!r}, where the others are held out; give more samples, or "
+                    "groups, of the other classes"
+                )
             module, ended = self._fit_module(x[train], y[train], part, dict(settings), "classification", seed)
             if ended is not None and ended.interrupted:
                 raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tensor_dropout.calibration.leverage import Leverage, fit_leverage
 from tensor_dropout.calibration.regression import Calibration
+from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn.defaults import check_number
 from tensor_dropout.sklearn.inputs import check_classes, check_counts, check_folds
@@ -84,6 +85,8 @@ def calibration_folds(
         kind = KFold if groups is None else GroupKFold
     splitter = kind(n_folds, shuffle=True, random_state=seed % 2**31)
     folds = list(splitter.split(np.empty(n), y if classes else None, groups=groups))
+    if any(len(test) == 0 for _, test in folds):  # groups may be too unlike to be dealt out
+        raise TensorDropoutError(f"{name}: calibrate={n_folds} leaves a fold empty for {n} rows; lower calibrate")
     check_counts(name, "calibrate", weights, [(train, train) for train, _ in folds])
     return folds
 

@@ -242,12 +242,13 @@ def check_folds(name: str, setting: str, n_folds: int, n: int, groups: np.ndarra
 
 
 def check_classes(name: str, setting: str, n_folds: int, classes: np.ndarray, groups: np.ndarray | None) -> None:
-    """Refuse more folds than the smallest class has samples, where samples are dealt out one by one."""
-    least = int(np.unique(classes, return_counts=True)[1].min())
-    if groups is None and n_folds > least:
+    """Refuse more folds than the smallest class has samples; where groups are dealt out, than the largest has."""
+    counts = np.unique(classes, return_counts=True)[1]
+    which, most = ("smallest", int(counts.min())) if groups is None else ("largest", int(counts.max()))
+    if n_folds > most:
         raise TensorDropoutError(
-            f"{name}: {setting}={n_folds} folds need as many samples of every class, the smallest class has {least}; "
-            f"lower {setting}, or merge classes"
+            f"{name}: {setting}={n_folds} folds need as many samples of {'every' if groups is None else 'a'} class, "
+            f"the {which} class has {most}; lower {setting}, or merge classes"
         )
 
 
