@@ -89,7 +89,12 @@ def calibrate_classes(logits: Tensor, target: Tensor, groups: Tensor | None = No
 
 
 def fit_temperature(logits: Tensor, target: Tensor) -> float:
-    """The temperature of the highest likelihood: the loss is convex in 1/T, so its slope is bisected."""
+    """The temperature of the highest likelihood: the loss is convex in 1/T, so its slope is bisected.
+
+    Where every sample is right there is none, and it is 1.
+    """
+    if bool((logits.argmax(1) == target).all()):
+        return 1.0
     right = logits.gather(1, target[:, None])[:, 0]
 
     def slope(inverse: float) -> float:
