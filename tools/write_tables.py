@@ -127,6 +127,14 @@ def render_brain_age_frozen(part: str) -> str:
     return example.render(part, example.read_record(example.RECORD))
 
 
+@cache
+def render_intervals(part: str) -> str:
+    """A part of the report of benchmarks/intervals.py."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    intervals = import_module("intervals")
+    return intervals.render(part, intervals.read_record(ROOT / intervals.RECORD))
+
+
 BENCHMARKS = {
     "position": render_position,
     "others": render_others,
@@ -135,6 +143,7 @@ BENCHMARKS = {
     "finetuning": render_finetuning,
     "position-heads": render_position_heads,
     "surface": render_surface,
+    "intervals": render_intervals,
     "brain-age-frozen": render_brain_age_frozen,
 }
 
