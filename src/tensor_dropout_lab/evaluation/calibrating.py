@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tensor_dropout.calibration.classification import ClassCalibration
 
+from tensor_dropout.calibration.classification import ClassCalibration
 from tensor_dropout.calibration.model import ModelCalibration, calibrate, load_calibration, save_calibration
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.evaluation.examples import Scale, take_examples
