@@ -139,7 +139,7 @@ def test_a_fingerprint_is_computed_once(numbers, monkeypatch):
 
 def test_what_cannot_be_is_said(numbers, classes):
     network, x, y, calibration = numbers
-    with pytest.raises(td.TensorDropoutError, match="8 held-out groups are too few; a 90 % interval takes at least 9"):
+    with pytest.raises(td.TensorDropoutError, match="8 held-out examples are too few; a 90 % interval takes"):
         td.calibrate(network, x[:8], y[:8])
     with pytest.raises(td.TensorDropoutError, match="2 held-out groups are too few"):
         td.calibrate(network, x[:20], y[:20], groups=[0] * 10 + [1] * 10)
@@ -206,3 +206,46 @@ def test_missing_targets_are_left_out():
         warnings.simplefilter("error")
         calibration = td.calibrate(network, x[:N], holes)
     assert calibration.errors.quantile(0.9).groups.tolist() == [60, 120]
+
+
+BAD = {
+    "an array": (
+        lambda x, y: (x.numpy(), y),
+        {},
+        "x is a tensor of all held-out examples, got a ndarray",
+    ),
+    "a list": (lambda x, y: (x, y.tolist()), {}, "y is a tensor of all held-out examples, got a list"),
+    "a loader": (lambda x, y: ([(x, y)], None), {}, r"got a list; use torch.as_tensor for arrays, and torch.cat"),
+    "infinity": (lambda x, y: (x, torch.where(y > y.max() - 1e-6, torch.inf, y)), {}, "y has an infinite number"),
+    "a NaN input": (
+        lambda x, y: (torch.where(x > x.max() - 1e-6, torch.nan, x), y),
+        {},
+        "NaN or infinity for 1 of",
+    ),
+    "one-hot": (lambda x, y: (x, (y > 0).long()), {}, r"give classes as \(n,\), or say task='regression'"),
+    "a task": (lambda x, y: (x, y), {"task": "bogus"}, "task is 'classification', 'regression' or None, got 'bogus'"),
+    "a batch": (lambda x, y: (x, y), {"batch": 0}, "batch is a number of at least 1, got 0"),
+    "no group": (lambda x, y: (x, y), {"groups": [float("nan"), *range(119)]}, "a group is missing"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_examples_are_said_in_a_sentence(numbers, case):
+    network, x, y, _ = numbers
+    change, options, said = BAD[case]
+    with pytest.raises(td.TensorDropoutError, match=said):
+        td.calibrate(network, *change(x[:N], y[:N]), **options)
+
+
+def test_what_is_no_module_or_no_calibration_is_said(numbers):
+    network, x, y, _ = numbers
+    with pytest.raises(td.TensorDropoutError, match="model is a torch module, got a function"):
+        td.calibrate(lambda x: x, x[:N], y[:N])
+    with pytest.raises(td.TensorDropoutError, match="calibration is what td.calibrate or"):
+        td.predict(network, x[:2], coverage=0.9, calibration="file")
+
+
+def test_whole_ages_of_one_output_are_numbers():
+    network, x, _ = make(outputs=1)
+    calibration = td.calibrate(network, x[:N], torch.arange(N))
+    assert calibration.task == "regression"

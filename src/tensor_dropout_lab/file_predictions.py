@@ -181,6 +181,8 @@ class _Trained:
 
     def explain(self) -> str:
         """What the numbers say, and what not."""
+        if self.calibration is None and self.targets is None:
+            return "No calibration, so no sets of classes; tensor-dropout calibrate makes one."
         if self.calibration is None:
             return (
                 "No calibration: nobody measured how far off these are; tensor-dropout calibrate does. Masks: the "
@@ -296,7 +298,7 @@ class _Trained:
             "model": self.model,
         }
         row = {"file": str(path), "class": best, "probability": probability}
-        row |= {} if inside is None else {"set": " ".join(map(str, inside))}
+        row |= {} if inside is None else {"set": "; ".join(map(str, inside))}
         output = _Output(int(order[0]), str(best), text, f"the logit of {best}")
         return _Answer(text, row, record, (output,))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -114,14 +115,14 @@ def calibrate(
     Args:
         model: a network, or a layer; it is put in ``eval`` mode for the call.
         x: (n, ...), its inputs.
-        y: (n, *outputs) numbers, NaN where not known; or (n,) whole numbers, classes.
+        y: (n, *outputs) numbers, NaN where not known; or (n,) whole numbers, classes, for a network of several outputs.
         groups: (n,), what belongs together, such as the person on a picture; None where each example is its own.
         task: None takes whole numbers beside several outputs for classes.
         batch: how many examples pass through at once.
         about: plain values to keep.
 
     Raises:
-        TensorDropoutError: if something does not fit, or there are too few examples.
+        TensorDropoutError: if something does not fit, or there are too few examples: at least nine, or groups.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -132,13 +133,13 @@ def calibrate(
         >>> bool((found.low < found.mean).all() and (found.mean < found.high).all())
         True
     """
-    if len(x) != len(y):
-        raise TensorDropoutError(f"calibrate: x has {len(x)} examples, y has {len(y)}")
+    _check(model, x, y, task, batch)
     numbers = torch.arange(len(x)) if groups is None else _number(groups, len(x))
     count = len(numbers.unique())
     if count < LEAST:
         raise TensorDropoutError(
-            f"calibrate: {count} held-out groups are too few; a 90 % interval takes at least {LEAST}"
+            f"calibrate: {count} held-out {'examples' if groups is None else 'groups'} are too few; a 90 % interval "
+            f"takes at least {LEAST}; hold out more"
         )
     exact = len(randomized_layers(model)) == 1
     like = next(model.parameters(), None)
@@ -149,11 +150,24 @@ def calibrate(
         means.append(found.mean.cpu())
         variances.append(None if found.std is None else found.std.square().cpu())
     mean = torch.cat(means)
-    kind = task or ("classification" if not y.is_floating_point() and mean.ndim == 2 > y.ndim else "regression")
+    if not bool(mean.isfinite().all()):
+        rows = (~mean.isfinite()).flatten(1).any(1).nonzero()[:, 0]
+        raise TensorDropoutError(
+            f"calibrate: the network gives NaN or infinity for {len(rows)} of {len(x)} examples, the first is number "
+            f"{int(rows[0])}; look at its input"
+        )
+    whole = not y.is_floating_point()
+    if task is None and whole and y.ndim == 2 and y.shape == mean.shape and mean.shape[1] > 1:
+        raise TensorDropoutError(
+            "calibrate: y has whole numbers, one for each output: give classes as (n,), or say task='regression'"
+        )
+    kind = task or ("classification" if whole and mean.ndim == 2 > y.ndim and mean.shape[1] > 1 else "regression")
     known = about or {}
     if kind == "classification":
         classes = calibrate_classes(mean, y.cpu(), numbers)
         return ModelCalibration(kind, classes, fingerprint(model), False, known)
+    if bool(y.isinf().any()):
+        raise TensorDropoutError("calibrate: y has an infinite number; leave it out, or NaN where it is not known")
     if y.numel() != mean.numel():
         raise TensorDropoutError(f"calibrate: y is {tuple(y.shape)}, the network gives {tuple(mean.shape)}")
     spread = None if variances[0] is None else torch.cat([each for each in variances if each is not None])
@@ -161,8 +175,28 @@ def calibrate(
     return ModelCalibration(kind, errors, fingerprint(model), spread is not None and errors.share > 0, known)
 
 
+def _check(model: Any, x: Any, y: Any, task: Any, batch: Any) -> None:
+    """Refuse what calibrate does not take."""
+    if not isinstance(model, nn.Module):
+        raise TensorDropoutError(f"calibrate: model is a torch module, got a {type(model).__name__}")
+    for name, given in (("x", x), ("y", y)):
+        if not isinstance(given, Tensor):
+            raise TensorDropoutError(
+                f"calibrate: {name} is a tensor of all held-out examples, got a {type(given).__name__}; use "
+                "torch.as_tensor for arrays, and torch.cat for the batches of a loader"
+            )
+    if len(x) != len(y):
+        raise TensorDropoutError(f"calibrate: x has {len(x)} examples, y has {len(y)}")
+    if task not in (None, "classification", "regression"):
+        raise TensorDropoutError(f"calibrate: task is 'classification', 'regression' or None, got {task!r}")
+    if type(batch) is not int or batch < 1:
+        raise TensorDropoutError(f"calibrate: batch is a number of at least 1, got {batch!r}")
+
+
 def _number(groups: Any, n: int) -> Tensor:
-    values = groups.tolist() if isinstance(groups, Tensor) else list(groups)
+    values = groups.tolist() if isinstance(groups, Tensor | np.ndarray) else list(groups)
+    if any(value is None or value != value for value in values):
+        raise TensorDropoutError("calibrate: a group is missing (None or NaN); give each example one")
     if len(values) != n:
         raise TensorDropoutError(f"calibrate: groups has one entry per example, {n}, got {len(values)}")
     known = {value: number for number, value in enumerate(dict.fromkeys(values))}

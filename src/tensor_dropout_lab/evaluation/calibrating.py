@@ -60,9 +60,22 @@ def calibrate_run(
         "groups": None if groups is None else len(set(groups)), "environment": describe_environment(),
     }  # fmt: skip
     y = examples.y.view(len(x), -1) if data.task == "regression" else examples.y
-    found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
+    try:
+        found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
+    except TensorDropoutError as error:
+        if "too few" not in str(error):
+            raise
+        advice = "train with a larger part, --set data.options.validation=0.3" if split == "validation" else "add data"
+        raise TensorDropoutError(
+            f"{str(error).removesuffix('; hold out more')} in the {split} part; {advice}"
+        ) from None
+    replaced = (run / FILE).exists()
     save_calibration(found, run / FILE)
-    return CalibratedRun(run / FILE, list(_describe(found, data.target_names if data.task == "regression" else [])))
+    lines = list(_describe(found, data.target_names if data.task == "regression" else []))
+    lines += ["It replaces the calibration that was there."] if replaced else []
+    if split == "test":
+        lines.append("The test part is used up by this: errors measured on it no longer judge these intervals.")
+    return CalibratedRun(run / FILE, lines)
 
 
 def _describe(found: ModelCalibration, targets: list[str]) -> Any:
