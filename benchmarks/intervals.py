@@ -25,23 +25,20 @@ from typing import Any
 
 import numpy as np
 import torch
+from position_heads.data import FOLDS, Group, load_images
+from position_heads.running import append
+from position_heads.tables import write_interval, write_table
 from scipy.stats import binomtest, norm, spearmanr
 from sklearn.model_selection import GroupKFold
 from torch import Tensor
 
-ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "benchmarks" / "estimators"), str(ROOT / "examples")]
-
-from position import append, write_interval, write_table  # noqa: E402
-from position_heads.data import FOLDS, Group, load_images  # noqa: E402
-
-from tensor_dropout.atomic_files import replacing  # noqa: E402
-from tensor_dropout.calibration.conformal import conformal_quantile  # noqa: E402
-from tensor_dropout.metrics.measures import normal_crps  # noqa: E402
-from tensor_dropout.sklearn import TensorRegressor  # noqa: E402
-from tensor_dropout_lab.evaluation.intervals import seed_interval  # noqa: E402
-from tensor_dropout_lab.figures import draw_figure  # noqa: E402
-from tensor_dropout_lab.run_records import describe_environment, handing_on_the_command  # noqa: E402
+from tensor_dropout.atomic_files import replacing
+from tensor_dropout.calibration.conformal import conformal_quantile
+from tensor_dropout.metrics.measures import normal_crps
+from tensor_dropout.sklearn import TensorRegressor
+from tensor_dropout_lab.evaluation.intervals import seed_interval
+from tensor_dropout_lab.figures import draw_figure
+from tensor_dropout_lab.run_records import describe_environment, handing_on_the_command
 
 RECORD, PICTURE = Path("results/intervals.jsonl"), Path("docs/images/intervals.png")
 POSITIONS, SIMULATED, IXI = ("wings", "retina", "faces"), "simulated", "ixi"
@@ -123,6 +120,7 @@ _PEOPLE: dict[Path, Any] = {}
 
 def load_ages(cell: Cell, scans: Path | None) -> Data:
     """Maps of all slices of a scan, and ages; folds of people."""
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
     import brain_age_frozen as ages
 
     assert scans is not None

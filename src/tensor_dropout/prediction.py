@@ -133,7 +133,9 @@ def _predict_calibrated(
         )
     if coverage is not None and not (isinstance(coverage, float) and 0 < coverage < 1):
         raise TensorDropoutError(f"predict: coverage is a number between 0 and 1, such as 0.9, got {coverage!r}")
-    if not hasattr(calibration, "widen"):
+    from tensor_dropout.calibration.model import ModelCalibration  # which imports this module
+
+    if not isinstance(calibration, ModelCalibration):
         raise TensorDropoutError(
             "predict: calibration is what td.calibrate or td.load_calibration gives, got a "
             f"{type(calibration).__name__}"
@@ -141,7 +143,7 @@ def _predict_calibrated(
     calibration.check(model, "predict")
     mode = "exact" if calibration.uses_masks else mode
     found = predict(model, x, mode=mode, n_samples=n_samples, task=calibration.task)
-    return calibration.widen(found, coverage)
+    return calibration.complete(found, coverage)
 
 
 _TURNS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

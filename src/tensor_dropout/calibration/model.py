@@ -63,8 +63,8 @@ class ModelCalibration:
                 "calibrate it anew"
             )
 
-    def widen(self, found: Prediction, coverage: float | None) -> Prediction:
-        """A prediction with its intervals or sets, and with calibrated probabilities."""
+    def complete(self, found: Prediction, coverage: float | None) -> Prediction:
+        """The prediction with its intervals or sets, and with calibrated probabilities."""
         if isinstance(self.errors, ClassCalibration):
             probs = self.errors.probabilities(found.mean)
             found = found._replace(probs=probs, entropy=torch.special.entr(probs).sum(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from tensor_dropout.calibration.classification import ClassCalibration
-from tensor_dropout.calibration.model import ModelCalibration, calibrate, load_calibration, save_calibration
+from tensor_dropout.calibration.model import LEAST, ModelCalibration, calibrate, load_calibration, save_calibration
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.evaluation.examples import Scale, take_examples
 from tensor_dropout_lab.evaluation.runs import load_run_data, load_run_network
@@ -50,25 +51,19 @@ def calibrate_run(
     data = load_run_data("calibrate", run, record, root, split)
     network = load_run_network("calibrate", run, data, where)
     part: Any = getattr(data, split)
+    units = part.names if data.groups is None else [data.groups[name] for name in part.names]
+    _require_enough(units, split, grouped=data.groups is not None)
     examples = take_examples(part, AS_STORED)
     prepare, like = data.prepare.to(where), next(network.parameters())
+    groups = None if data.groups is None else [data.groups[name] for name in examples.names]
     with torch.no_grad():
         x = torch.cat([prepare(rows.to(where)).to(like.dtype).cpu() for rows in examples.x.split(batch)])
-    groups = None if data.groups is None else [data.groups[name] for name in examples.names]
     about = {
         "run": run.name, "data": data.name, "split": split, "examples": len(x),
         "groups": None if groups is None else len(set(groups)), "environment": describe_environment(),
     }  # fmt: skip
     y = examples.y.view(len(x), -1) if data.task == "regression" else examples.y
-    try:
-        found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
-    except TensorDropoutError as error:
-        if "too few" not in str(error):
-            raise
-        advice = "train with a larger part, --set data.options.validation=0.3" if split == "validation" else "add data"
-        raise TensorDropoutError(
-            f"{str(error).removesuffix('; hold out more')} in the {split} part; {advice}"
-        ) from None
+    found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
     replaced = (run / FILE).exists()
     save_calibration(found, run / FILE)
     lines = list(_describe(found, data.target_names if data.task == "regression" else []))
@@ -76,6 +71,17 @@ def calibrate_run(
     if split == "test":
         lines.append("The test part is used up by this: errors measured on it no longer judge these intervals.")
     return CalibratedRun(run / FILE, lines)
+
+
+def _require_enough(units: Sequence[str], split: str, *, grouped: bool) -> None:
+    """Refuse a part that is too small, before anything is read."""
+    count = len(set(units))
+    if count < LEAST:
+        advice = "train with a larger part, --set data.options.validation=0.3" if split == "validation" else "add data"
+        raise TensorDropoutError(
+            f"calibrate: {count} held-out {'groups' if grouped else 'examples'} are too few; a 90 % interval takes at "
+            f"least {LEAST} in the {split} part; {advice}"
+        )
 
 
 def _describe(found: ModelCalibration, targets: list[str]) -> Any:
