@@ -20,6 +20,7 @@ from tensor_dropout_lab.cli.evaluate import compare, evaluate
 from tensor_dropout_lab.cli.export import export
 from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.fit import fit
+from tensor_dropout_lab.cli.label import label
 from tensor_dropout_lab.cli.predict import predict
 from tensor_dropout_lab.cli.reproduce import report, reproduce
 from tensor_dropout_lab.cli.show import show
@@ -40,6 +41,7 @@ app.command()(evaluate)
 app.command()(compare)
 app.command()(calibrate)
 app.command()(fit)
+app.command()(label)
 app.command()(predict)
 app.command()(ls)
 app.command()(convert)
