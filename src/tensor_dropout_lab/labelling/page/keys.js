@@ -1,0 +1,137 @@
+/** Keys: single ones on the page, never while a text is typed; they can be switched off in the help. */
+
+/** @typedef {{keys: string, does: string}} Line of the help */
+
+/** @type {Line[]} */
+export const HELP = [
+  { keys: "← ↑ → ↓", does: "Move the chosen point, or the cursor, by 1 pixel of the original (Shift: 10, Ctrl: 100)" },
+  { keys: "Space", does: "Place the point at the cursor; accept the chosen suggestion" },
+  { keys: "Enter", does: "Accept all suggestions; on a finished image: next image" },
+  { keys: "A", does: "Accept all suggestions" },
+  { keys: "1 … 99", does: "Choose a point by its number" },
+  { keys: "J, K", does: "Point before, point after" },
+  { keys: "S", does: "Skip: the point cannot be seen in this image" },
+  { keys: "Delete", does: "Clear the chosen point" },
+  { keys: "Ctrl Z, U", does: "Undo" },
+  { keys: "L", does: "A label marked “to check” looks right" },
+  { keys: "N", does: "Next image, in the order chosen on the right" },
+  { keys: "Page ↑, Page ↓", does: "Image before, image after in the list" },
+  { keys: "+, −, 0", does: "Zoom in, zoom out, whole image" },
+  { keys: "H", does: "Hide or show the points" },
+  { keys: "M", does: "Magnifier on or off" },
+  { keys: "Esc", does: "Let go of a point; close a window" },
+  { keys: "?", does: "This help" },
+];
+
+const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+const DIGITS = 800; // ms for the second digit of a number
+
+/**
+ * @param {import("./commands.js").Commands} commands
+ * @param {import("./canvas/viewer.js").Viewer} viewer
+ * @param {import("./canvas/gestures.js").Gestures} gestures
+ * @param {Record<string, () => void>} controls what only buttons do: help, hideMarks, useLoupe
+ */
+export function listen(commands, viewer, gestures, controls) {
+  const digits = new Digits((number) => commands.choose(number - 1));
+  const plain = {
+    Enter: () => commands.enter(),
+    a: () => commands.acceptAll(),
+    s: () => commands.absent(),
+    u: () => commands.undo(),
+    j: () => commands.step(-1),
+    k: () => commands.step(1),
+    l: () => commands.keep(),
+    n: () => commands.next(),
+    h: controls.hideMarks,
+    m: controls.useLoupe,
+    "?": controls.help,
+    "+": () => viewer.zoom(1.4),
+    "=": () => viewer.zoom(1.4),
+    "-": () => viewer.zoom(1 / 1.4),
+    0: () => viewer.fit(),
+    Delete: () => commands.clear(),
+    Backspace: () => commands.clear(),
+    PageDown: () => commands.turn(1),
+    PageUp: () => commands.turn(-1),
+    Escape: () => leave(viewer, gestures),
+  };
+  document.addEventListener("keydown", (event) => {
+    if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
+    if (isUndo(event)) return run(event, () => commands.undo());
+    if (event.key in ARROWS) return isFree(event.target) && run(event, () => arrow(commands, event));
+    if (event.ctrlKey || event.metaKey || event.altKey || !isAllowed(event)) return;
+    if (["Enter", " "].includes(event.key) && isControl(event.target)) return;
+    if (event.key === " ") return event.preventDefault(); // it acts when it is let go: held down it pans
+    if (/^[1-9]$/.test(event.key) || (event.key === "0" && digits.waiting)) return run(event, () => digits.add(event.key));
+    const act = plain[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (act) run(event, act);
+  });
+  document.addEventListener("keyup", (event) => {
+    const mine = event.key === " " && !isTyping(event.target) && !isControl(event.target) && !document.querySelector("dialog[open]");
+    if (mine && !gestures.panned && isAllowed(event)) commands.confirm();
+  });
+}
+
+/** Numbers of two digits: the second counts when it comes at once. */
+class Digits {
+  #so_far = "";
+  #timer = 0;
+  #choose;
+
+  constructor(choose) {
+    this.#choose = choose;
+  }
+
+  get waiting() {
+    return this.#so_far !== "";
+  }
+
+  add(digit) {
+    this.#so_far = (this.#so_far + digit).slice(-2);
+    this.#choose(Number(this.#so_far));
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => (this.#so_far = ""), DIGITS);
+    if (this.#so_far.length === 2) this.#so_far = "";
+  }
+}
+
+function run(event, act) {
+  event.preventDefault();
+  act();
+}
+
+function arrow(commands, event) {
+  const [x, y] = ARROWS[event.key];
+  const far = event.shiftKey ? 10 : event.ctrlKey || event.metaKey ? 100 : 1;
+  commands.nudge(x * far, y * far);
+}
+
+function leave(viewer, gestures) {
+  if (gestures.drop()) return;
+  viewer.cursor = null;
+  viewer.hideLoupe();
+  viewer.redraw();
+}
+
+function isUndo(event) {
+  return (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z";
+}
+
+/** Letters and digits can be switched off, for people who speak to their computer. */
+function isAllowed(event) {
+  return event.key.length > 1 || event.key === "?" || event.key === " " || localStorage.getItem("keys") !== "off";
+}
+
+function isTyping(element) {
+  return element instanceof Element && element.matches("textarea, select, input:not([type=checkbox], [type=radio], [type=range])");
+}
+
+function isControl(element) {
+  return element instanceof Element && element.matches("button, a, input, summary, [role=listbox]");
+}
+
+/** May arrow keys move the point? Not where they have another meaning. */
+function isFree(element) {
+  return !(element instanceof Element && element.matches("input, [role=listbox]"));
+}
