@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.run_records import write_json
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from tensor_dropout.sklearn import FeatureMaps
+    from tensor_dropout_lab.backbones import Backbone
 
 HEAD, RECORD = "head.safetensors", "fit.json"
 VERSION = 1
@@ -224,6 +226,53 @@ def _is_shape(values: Any) -> bool:
 
 def _is_point(point: list[Any], n_columns: int) -> bool:
     return _is_list(point, int) and len(point) in (2, 3) and all(0 <= column < n_columns for column in point)
+
+
+# Writing.
+
+
+def describe_head(
+    task: str,
+    columns: Sequence[str],
+    points: Sequence[Sequence[int]],
+    *,
+    units: str,
+    backbone: Backbone,
+    maps: FeatureMaps,
+) -> dict[str, Any]:
+    """What the record must say, so that the head can predict again.
+
+    Args:
+        task: "regression" or "classification".
+        columns: the names of the targets.
+        points: which columns are points.
+        units: of the points.
+        backbone: the network.
+        maps: what made the maps; it was used once.
+    """
+    return {
+        "version": VERSION,
+        "task": task,
+        "columns": columns,
+        "points": points,
+        "units": units,
+        "backbone": {**backbone.recipe, "hash": backbone.hash_weights()},
+        "maps": {
+            **{key: getattr(maps, key) for key in MAP_SETTINGS},
+            "layer": maps.layer_,
+            "shape": maps.map_shape_,
+            "input_shape": maps.input_shape_,
+            "sketch": maps.sketch_,
+        },
+    }
+
+
+def write_head(folder: Path, estimator: Any, record: dict[str, Any]) -> None:
+    """Write the estimator, and the record with its hash; in a folder of :func:`new_results`."""
+    from tensor_dropout.files import save
+
+    save(estimator, folder / HEAD)
+    write_json(folder / RECORD, {**record, "head_hash": hash_file(folder / HEAD)})
 
 
 def hash_file(path: Path) -> str:

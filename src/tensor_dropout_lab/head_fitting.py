@@ -8,14 +8,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.backbones import Backbone
 from tensor_dropout_lab.evaluation.held_out import mean_distances, summarize, write_table
-from tensor_dropout_lab.fitted_head import HEAD, MAP_SETTINGS, RECORD, VERSION, describe_old_fit, hash_file, new_results
+from tensor_dropout_lab.fitted_head import HEAD, RECORD, describe_head, describe_old_fit, new_results, write_head
 from tensor_dropout_lab.head_search import (
     Examples,
     FitOptions,
@@ -27,10 +26,7 @@ from tensor_dropout_lab.head_search import (
     read_examples,
     search_heads,
 )
-from tensor_dropout_lab.run_records import describe_environment, write_json
-
-if TYPE_CHECKING:
-    from tensor_dropout.sklearn import FeatureMaps
+from tensor_dropout_lab.run_records import describe_environment
 
 Say = Callable[[str], None]
 REPORT, PREDICTIONS, NUMBERS = "report.md", "predictions.csv", "numbers.png"
@@ -69,7 +65,14 @@ def fit_head(options: FitOptions, say: Say) -> list[Path]:
     for line in [*table, "", fitted.verdict.text, fitted.describe()]:
         say(line)
     record = {
-        **_describe_head(options, examples, backbone, features.transformer),
+        **describe_head(
+            examples.table.task,
+            examples.table.columns,
+            examples.table.points,
+            units=options.units,
+            backbone=backbone,
+            maps=features.transformer,
+        ),
         **_describe_search(options, examples, fitted),
         "errors": summary,
         "verdict": vars(fitted.verdict),
@@ -108,25 +111,6 @@ def _saying_warnings(say: Say) -> Iterator[None]:
 # What is written.
 
 
-def _describe_head(options: FitOptions, examples: Examples, backbone: Backbone, maps: FeatureMaps) -> dict[str, Any]:
-    """What is needed to predict again; see :mod:`tensor_dropout_lab.fitted_head`."""
-    return {
-        "version": VERSION,
-        "task": examples.table.task,
-        "columns": examples.table.columns,
-        "points": examples.table.points,
-        "units": options.units,
-        "backbone": {**backbone.recipe, "hash": backbone.hash_weights()},
-        "maps": {
-            **{key: getattr(maps, key) for key in MAP_SETTINGS},
-            "layer": maps.layer_,
-            "shape": maps.map_shape_,
-            "input_shape": maps.input_shape_,
-            "sketch": maps.sketch_,
-        },
-    }
-
-
 def _describe_search(options: FitOptions, examples: Examples, fitted: Fitted) -> dict[str, Any]:
     search = fitted.search
     return {
@@ -151,14 +135,11 @@ def _write_results(
     record: dict[str, Any],
     table: list[str],
 ) -> None:
-    from tensor_dropout.files import save
-
-    save(fitted.search, folder / HEAD)
     fitted.search.plot(folder / "search.png")
     _write_predictions(folder / PREDICTIONS, options, examples, fitted)
     pictures = [*_draw_predictions(folder, options, examples, fitted), "search.png"]
     _write_report(folder / REPORT, options, examples, fitted, table, pictures)
-    write_json(folder / RECORD, {**record, "head_hash": hash_file(folder / HEAD)})
+    write_head(folder, fitted.search, record)
 
 
 def _write_predictions(path: Path, options: FitOptions, examples: Examples, fitted: Fitted) -> None:

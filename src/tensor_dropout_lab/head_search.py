@@ -300,17 +300,22 @@ def _measure_volumes(images: ImageFiles, size: tuple[int, ...]) -> tuple[int, ..
     return shapes[0]
 
 
-def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles) -> Features:
-    """The maps of all images, from the cache where it has them."""
+def make_feature_maps(options: FitOptions, backbone: Backbone) -> FeatureMaps:
+    """What turns images into maps, with the settings that were asked for."""
     from tensor_dropout.sklearn import FeatureMaps
 
-    began = time.perf_counter()
     layer = options.layer[0] if len(options.layer) == 1 else list(options.layer) or None
     pool = options.pool[0] if options.pool and len(options.pool) == 1 else options.pool
-    maps = FeatureMaps(
+    return FeatureMaps(
         backbone.network, layer, size=backbone.size, mean=backbone.mean, std=backbone.std, pool=pool,
         grid=options.grid, channel_axis=options.channel_axis, device=options.device, cache=options.cache,
     )  # fmt: skip
+
+
+def compute_features(options: FitOptions, backbone: Backbone, images: ImageFiles) -> Features:
+    """The maps of all images, from the cache where it has them."""
+    began = time.perf_counter()
+    maps = make_feature_maps(options, backbone)
     with tempfile.TemporaryDirectory(prefix="tensor-dropout-") as folder:
         try:
             values = maps.transform(images.paths(Path(folder)))
