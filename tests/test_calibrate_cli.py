@@ -122,7 +122,7 @@ def test_a_calibration_of_another_network_is_refused(digits, spots, tmp_path):
     copied = shutil.copytree(run, tmp_path / "run")
     shutil.copy(digits[0] / FILE, copied / FILE)
     refused = invoke("predict", root / "images" / "03.png", "--model", copied, "-o", tmp_path / "out", code=1)
-    assert "this calibration is of another network" in refused
+    assert "this calibration was made for other weights: of another network" in refused
     assert not (tmp_path / "out").exists()
 
 

@@ -122,7 +122,9 @@ def test_another_network_is_refused(numbers):
     td.predict(other, x[:2], coverage=0.9, calibration=calibration, task="regression")  # equal weights are that network
     with torch.no_grad():
         next(other.parameters()).mul_(1.01)
-    with pytest.raises(td.TensorDropoutError, match="of another network, or Sequential was changed since"):
+    with pytest.raises(
+        td.TensorDropoutError, match="made for other weights: of another network, or Sequential was trained"
+    ):
         td.predict(other, x[:2], coverage=0.9, calibration=calibration, task="regression")
 
 

@@ -13,10 +13,10 @@ from tensor_dropout.layers.formats import FORMATS
 from tensor_dropout.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from tensor_dropout.calibration.files import load_calibration as load_calibration
+    from tensor_dropout.calibration.files import save_calibration as save_calibration
     from tensor_dropout.calibration.model import ModelCalibration as ModelCalibration
     from tensor_dropout.calibration.model import calibrate as calibrate
-    from tensor_dropout.calibration.model import load_calibration as load_calibration
-    from tensor_dropout.calibration.model import save_calibration as save_calibration
     from tensor_dropout.errors import TensorDropoutError as TensorDropoutError
     from tensor_dropout.features.attach import attach_head as attach_head
     from tensor_dropout.files import load as load
@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from tensor_dropout.surgery.tensorize import tensorize_ as tensorize_
 
 _MODULES = {
-    "calibration.model": ("ModelCalibration", "calibrate", "load_calibration", "save_calibration"),
+    "calibration.files": ("load_calibration", "save_calibration"),
+    "calibration.model": ("ModelCalibration", "calibrate"),
     "errors": ("TensorDropoutError",),
     "features.attach": ("attach_head",),
     "files": ("load", "save"),

@@ -75,11 +75,13 @@ def predict(
         task: "classification" or "regression"; None takes outputs (B, O) with O > 1 for logits.
         coverage: with a calibration: the share of new targets that ``low`` to ``high``, or ``sets``, are to hold. The
             std stays that of the masks, which is no error.
-        calibration: of this network, from :func:`td.calibrate`; for classes ``probs`` have its temperature, too.
+        calibration: of this network, from :func:`td.calibrate`; for classes ``probs`` have its temperature, too. None:
+            with ``coverage`` the one that the network carries as ``model.calibration``, such as after
+            :func:`td.attach_head`.
 
     Raises:
         TensorDropoutError: if nothing is random or the masks are fixed, for "exact" if the randomness is not only in
-            the last layer, or if there is no calibration, or one of another network.
+            the last layer, or if there is no calibration, or one that was made for other weights.
 
     Example:
         >>> import torch, tensor_dropout as td
@@ -126,6 +128,9 @@ def _predict_calibrated(
     coverage: float | None,
     calibration: ModelCalibration | None,
 ) -> Prediction:
+    from tensor_dropout.calibration.model import ModelCalibration, carried_calibration  # which import this module
+
+    calibration = carried_calibration(model) if calibration is None else calibration
     if calibration is None:
         raise TensorDropoutError(
             f"predict: coverage={coverage!r} needs a calibration, and there is none; make one with td.calibrate(model, "
@@ -133,17 +138,18 @@ def _predict_calibrated(
         )
     if coverage is not None and not (isinstance(coverage, float) and 0 < coverage < 1):
         raise TensorDropoutError(f"predict: coverage is a number between 0 and 1, such as 0.9, got {coverage!r}")
-    from tensor_dropout.calibration.model import ModelCalibration  # which imports this module
-
     if not isinstance(calibration, ModelCalibration):
         raise TensorDropoutError(
             "predict: calibration is what td.calibrate or td.load_calibration gives, got a "
             f"{type(calibration).__name__}"
         )
     calibration.check(model, "predict")
+    calibration.check_input(x, "predict")
     mode = "exact" if calibration.uses_masks else mode
-    found = predict(model, x, mode=mode, n_samples=n_samples, task=calibration.task)
-    return calibration.complete(found, coverage)
+    model = model if calibration.leverage is None else unwrap(model)  # a compiled network would not call the hook
+    with _turn(model), calibration.measuring(model) as leverages:
+        found = predict(model, x, mode=mode, n_samples=n_samples, task=calibration.task)
+    return calibration.complete(found, coverage, leverages[0] if leverages else None)
 
 
 _TURNS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()

@@ -23,11 +23,17 @@ class ClassCalibration:
         temperature: T of ``softmax(logits / T)``, of the highest likelihood of the held-out classes.
         scores: (n,), one minus the probability of the right class of each held-out sample.
         groups: (n,), numbers of what belongs together.
+        of_shares: whether the model gives shares of the classes, as ridge does, and no logits.
     """
 
     temperature: float
     scores: Tensor
     groups: Tensor
+    of_shares: bool = False
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Those of a model's outputs."""
+        return shares_as_probabilities(outputs).log() if self.of_shares else outputs
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """``softmax(logits / T)``, (n, K)."""
@@ -47,12 +53,20 @@ class ClassCalibration:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values and tensors, for a file."""
-        return {"temperature": self.temperature, "scores": self.scores, "groups": self.groups}
+        return {
+            "temperature": self.temperature, "scores": self.scores, "groups": self.groups, "of_shares": self.of_shares,
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ClassCalibration:
         """The inverse of :meth:`as_dict`."""
         return cls(**values)
+
+
+def shares_as_probabilities(shares: Tensor) -> Tensor:
+    """Outputs of ridge, clipped and made to sum to 1."""
+    clipped = shares.clamp(min=1e-6, max=1)
+    return clipped / clipped.sum(-1, keepdim=True)
 
 
 def calibrate_classes(logits: Tensor, target: Tensor, groups: Tensor | None = None) -> ClassCalibration:

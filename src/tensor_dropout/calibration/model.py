@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import os
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tensor_dropout.atomic_files import replacing
 from tensor_dropout.calibration.classification import ClassCalibration, calibrate_classes
 from tensor_dropout.calibration.conformal import Quantile, groups_needed
+from tensor_dropout.calibration.leverage import Leverage
 from tensor_dropout.calibration.regression import Calibration, calibrate_errors
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.layers.head_outputs import find_head, unwrap
 from tensor_dropout.layers.randomized import randomized_layers
 from tensor_dropout.prediction import Prediction, predict
 
-FORMAT_VERSION = 1
-_HEADER = "tensor_dropout_calibration"
 LEAST = groups_needed(0.9)
 """With fewer groups not even a 90 % interval is finite."""
 BATCH = 256
@@ -36,6 +32,10 @@ Task = Literal["classification", "regression"]
 @dataclass(frozen=True, eq=False)
 class ModelCalibration:
     """What held-out examples said of a network.
+
+    A network carries its calibration under the name ``calibration``: :func:`td.attach_head` puts that of the estimator
+    there, and ``model.calibration = td.calibrate(model, x, y)`` does. :func:`td.predict` then takes it, and
+    :func:`td.save` and :func:`td.load` keep it.
 
     Attributes:
         task: "classification" or "regression".
@@ -51,33 +51,78 @@ class ModelCalibration:
     uses_masks: bool
     about: dict[str, Any]
 
+    @property
+    def leverage(self) -> Leverage | None:
+        """What the std of an error grows with, if it is the leverage of a sample in the last layer."""
+        return self.errors.leverage if isinstance(self.errors, Calibration) and self.errors.share > 0 else None
+
     def check(self, model: nn.Module, operation: str) -> None:
-        """Refuse another network than the one that was calibrated.
+        """Refuse another network than the one that was calibrated: also one that was trained or converted since.
 
         Raises:
             TensorDropoutError: if its weights are not those.
         """
         if fingerprint(model) != self.model:
             raise TensorDropoutError(
-                f"{operation}: this calibration is of another network, or {type(model).__name__} was changed since; "
-                "calibrate it anew"
+                f"{operation}: this calibration was made for other weights: of another network, or "
+                f"{type(model).__name__} was trained or converted since; calibrate again with td.calibrate"
             )
 
-    def complete(self, found: Prediction, coverage: float | None) -> Prediction:
-        """The prediction with its intervals or sets, and with calibrated probabilities."""
+    def check_input(self, x: Tensor, operation: str) -> None:
+        """Refuse inputs of another shape than those that were held out, as far as that is known.
+
+        Raises:
+            TensorDropoutError: with both shapes.
+        """
+        shape = self.about.get("input_shape")
+        if shape is not None and tuple(x.shape[1:]) != tuple(shape):
+            raise TensorDropoutError(
+                f"{operation}: this calibration was made on other data, inputs of shape {tuple(shape)}, and these are "
+                f"{tuple(x.shape[1:])}; bring them to that shape, or calibrate on such inputs with td.calibrate"
+            )
+
+    @contextmanager
+    def measuring(self, model: nn.Module) -> Iterator[list[Tensor]]:
+        """Collect the leverages of the samples that pass through a network inside, if its errors grow with them."""
+        leverages: list[Tensor] = []
+        leverage = self.leverage
+        if leverage is None:
+            yield leverages
+            return
+
+        def measure(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+            if not leverages:  # passes with other masks have the same
+                leverages.append(leverage.measure(layer, inputs[0]))
+
+        head = find_head(getattr(model, "head", model), "predict")  # of td.attach_head, whatever is in the backbone
+        handle = head.register_forward_pre_hook(measure)
+        try:
+            yield leverages
+        finally:
+            handle.remove()
+
+    def complete(self, found: Prediction, coverage: float | None, leverage: Tensor | None = None) -> Prediction:
+        """The prediction with its intervals or sets, and with calibrated probabilities.
+
+        Args:
+            found: without them.
+            coverage: of intervals or sets; None: without.
+            leverage: of the samples, where errors grow with it.
+        """
         if isinstance(self.errors, ClassCalibration):
-            probs = self.errors.probabilities(found.mean)
+            logits = self.errors.logits(found.mean)
+            probs = self.errors.probabilities(logits)
             found = found._replace(probs=probs, entropy=torch.special.entr(probs).sum(-1))
             if coverage is None:
                 return found
-            sets, quantile = self.errors.sets(found.mean, coverage)
+            sets, quantile = self.errors.sets(logits, coverage)
             self.check_reached(quantile, coverage, "predict")
             return found._replace(sets=sets)
         if coverage is None:
             return found
         quantile = self.errors.quantile(coverage)
         self.check_reached(quantile, coverage, "predict")
-        h = found.std.square() if self.uses_masks and found.std is not None else None
+        h = found.std.square() if self.uses_masks and found.std is not None else leverage
         half = (quantile.value * self.errors.std(h, len(found.mean))).to(found.mean)
         return found._replace(low=found.mean - half, high=found.mean + half)
 
@@ -162,7 +207,7 @@ def calibrate(
             "calibrate: y has whole numbers, one for each output: give classes as (n,), or say task='regression'"
         )
     kind = task or ("classification" if whole and mean.ndim == 2 > y.ndim and mean.shape[1] > 1 else "regression")
-    known = about or {}
+    known = {"input_shape": list(x.shape[1:]), **(about or {})}
     if kind == "classification":
         classes = calibrate_classes(mean, y.cpu(), numbers)
         return ModelCalibration(kind, classes, fingerprint(model), False, known)
@@ -205,11 +250,35 @@ def _number(groups: Any, n: int) -> Tensor:
 
 # Which network it is of.
 
+
+def carry_calibration(estimator: Any, network: nn.Module) -> ModelCalibration | None:
+    """The calibration of a fitted estimator of ``tensor_dropout.sklearn``, for a network that ends in its layer.
+
+    None where it was fitted without. Intervals are those of ``predict_interval``; where few samples were held out,
+    which is a warning there, :func:`td.predict` refuses the coverage.
+    """
+    errors = getattr(estimator, "calibration_", None)
+    if errors is None:
+        return None
+    about = {"estimator": type(estimator).__name__, "examples": len(errors.scores)}
+    if isinstance(errors, ClassCalibration):
+        errors = replace(errors, of_shares="ridge" in estimator.method_)
+        return ModelCalibration("classification", errors, fingerprint(network), False, about)
+    return ModelCalibration("regression", errors, fingerprint(network), False, about)
+
+
+def carried_calibration(model: nn.Module) -> ModelCalibration | None:
+    """The calibration that a network carries; DDP and ``torch.compile`` wrappers are looked through."""
+    found = getattr(unwrap(model), "calibration", None)
+    return found if isinstance(found, ModelCalibration) else None
+
+
 _KNOWN: WeakKeyDictionary[nn.Module, tuple[Any, str]] = WeakKeyDictionary()
 
 
 def fingerprint(model: nn.Module) -> str:
     """Of all weights and buffers; computed again only after one was written to."""
+    model = unwrap(model)
     state = {name: tensor for name, tensor in model.state_dict().items() if isinstance(tensor, Tensor)}
     now = tuple((tensor.data_ptr(), tensor._version, tensor.dtype) for tensor in state.values())
     before = _KNOWN.get(model)
@@ -222,59 +291,3 @@ def fingerprint(model: nn.Module) -> str:
     found = digest.hexdigest()[:16]
     _KNOWN[model] = now, found
     return found
-
-
-# In files.
-
-
-def save_calibration(calibration: ModelCalibration, path: str | os.PathLike[str]) -> None:
-    """Write a calibration to a file of its own, beside the weights. It appears whole or not at all.
-
-    Args:
-        calibration: it.
-        path: where; ``calibration.safetensors`` is the customary name.
-    """
-    tensors, plain = {}, {}
-    for name, value in calibration.errors.as_dict().items():
-        if isinstance(value, Tensor):
-            tensors[name] = value.contiguous()
-        else:
-            plain[name] = value
-    config = {
-        "version": FORMAT_VERSION, "task": calibration.task, "model": calibration.model,
-        "uses_masks": calibration.uses_masks, "about": calibration.about, "errors": plain,
-    }  # fmt: skip
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise TensorDropoutError(f"save_calibration: the folder {target.parent} does not exist; make it first")
-    with replacing(target) as temporary:
-        save_file(tensors, str(temporary), metadata={_HEADER: json.dumps(config)})
-
-
-def load_calibration(path: str | os.PathLike[str]) -> ModelCalibration:
-    """Read what :func:`save_calibration` wrote; nothing in it can execute code.
-
-    Raises:
-        TensorDropoutError: if the file is not such a one, is damaged, or of a newer version.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_HEADER)
-        if header is None:
-            raise TensorDropoutError(f"load_calibration: {path} is no calibration; td.load reads models")
-        config = json.loads(header)
-        if config["version"] != FORMAT_VERSION:
-            raise TensorDropoutError(
-                f"load_calibration: {path} has version {config['version']}, this library reads {FORMAT_VERSION}; "
-                "upgrade it"
-            )
-        values = {**config["errors"], **load_file(path)}
-        kind = ClassCalibration if config["task"] == "classification" else Calibration
-        errors = kind.from_dict(values)
-        return ModelCalibration(config["task"], errors, config["model"], config["uses_masks"], config["about"])
-    except OSError as error:
-        raise TensorDropoutError(f"load_calibration: {path} cannot be read: {error}") from error
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, TensorDropoutError):
-            raise
-        raise TensorDropoutError(f"load_calibration: {path} is damaged: {error}") from error

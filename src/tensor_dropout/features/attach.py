@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensor_dropout.calibration.model import ModelCalibration, carry_calibration
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.cut import HookedBackbone, cut, cut_or_hook
 from tensor_dropout.features.layers import Place, join, plain_network
@@ -26,6 +27,8 @@ class HeadedNetwork(nn.Module):
         head: a tensor regression, or what else was fitted.
         places: the layers, and how their outputs become maps.
         pool: the grid that the maps are averaged to, or None.
+        calibration: what held-out samples said of the estimator's errors, for these weights; None where it was fitted
+            without.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class HeadedNetwork(nn.Module):
         super().__init__()
         self.backbone, self.head = backbone, head
         self.places, self.pool = tuple(places), pool
+        self.calibration: ModelCalibration | None = None
 
     def forward(self, x: Tensor) -> Any:
         """(B, *input_shape) -> (B, *output_shape); (B, 1) where y was one number for each sample."""
@@ -73,6 +77,11 @@ def attach_head(
     rounding: (B, 1) where y was one number for each sample, a classifier's logits in the order of ``classes_``. In
     ``train`` mode the head's tensor dropout draws masks; ``td.expected_mse``, ``td.predict`` and ``td.merge_`` go
     through it. Its inputs are those of the network: files are prepared as ``FeatureMaps`` does it.
+
+    The estimator's calibration comes with it, if it has one: ``td.predict(headed, x, coverage=0.9)`` gives the
+    intervals of ``predict_interval``, or the sets of ``predict_set``, and :func:`td.save` keeps them. It is for these
+    weights: once the network was trained, merged or converted it is refused, and
+    ``headed.calibration = td.calibrate(headed, x, y)`` on held-out samples makes a new one.
 
     What is behind the layer is cut off where torch.fx can trace the network so far (``is_cut``). Else a hook ends the
     forward pass there: this trains, is saved and loaded, but is not exported.
@@ -118,7 +127,9 @@ def attach_head(
         probed = probe(network, x, wish, "attach_head")
         _check_fits(head, estimator, probed.map_shape, wish.layer)
         backbone = cut_or_hook(network, probed.places, x)
-    return _put_together(network, backbone, probed.places, probed.pool, head.to(x.device))
+    headed = _put_together(network, backbone, probed.places, probed.pool, head.to(x.device))
+    headed.calibration = carry_calibration(estimator, headed)
+    return headed
 
 
 def attach_again(network: nn.Module, recorded: dict[str, Any], head: nn.Module) -> HeadedNetwork:

@@ -13,7 +13,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d
 from torch import Tensor
 
-from tensor_dropout.calibration.classification import ClassCalibration, calibrate_classes
+from tensor_dropout.calibration.classification import ClassCalibration, calibrate_classes, shares_as_probabilities
 from tensor_dropout.calibration.conformal import groups_needed
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.fitting.fit import MAX_ITER, TOL
@@ -101,10 +101,7 @@ class ClassificationMixin(ClassifierMixin):
 
     @staticmethod
     def _probabilities(outputs: Tensor, method: str) -> Tensor:
-        if "ridge" not in method:
-            return outputs.softmax(-1)
-        clipped = outputs.clamp(min=1e-6, max=1)
-        return clipped / clipped.sum(-1, keepdim=True)
+        return shares_as_probabilities(outputs) if "ridge" in method else outputs.softmax(-1)
 
     def predict_log_proba(self, X: Any) -> Any:
         """The logarithm of :meth:`predict_proba`, finite where a probability is too small for a number."""

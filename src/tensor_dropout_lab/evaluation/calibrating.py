@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tensor_dropout.calibration.classification import ClassCalibration
-from tensor_dropout.calibration.model import LEAST, ModelCalibration, calibrate, load_calibration, save_calibration
+from tensor_dropout.calibration.files import load_calibration, save_calibration
+from tensor_dropout.calibration.model import LEAST, ModelCalibration, calibrate
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.evaluation.examples import Scale, take_examples
 from tensor_dropout_lab.evaluation.runs import load_run_data, load_run_network
