@@ -119,4 +119,4 @@ def label(
             seed=seed,
             modules=tuple(above.get("modules") or ()),
         )
-        label_pictures(options, lambda line: typer.echo(line))
+        label_pictures(options, typer.echo)

@@ -9,7 +9,7 @@ import re
 import secrets
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ def choose_settings(options: LabelOptions) -> dict[str, Any]:
         remembered = {key: value for key, value in remembered.items() if key not in ("groups", "group_pattern")}
     if "backbone" in asked and asked["backbone"] != remembered.get("backbone"):
         remembered = {key: value for key, value in remembered.items() if key not in KEPT[:5]}
-    settings = {key: None for key in KEPT} | DEFAULTS | remembered | asked
+    settings = dict.fromkeys(KEPT) | DEFAULTS | remembered | asked
     _check_network(settings)
     return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
 
@@ -185,8 +185,8 @@ def _tell_journal(session: Session, say: Say) -> None:
     lost = session.lost_images
     if lost:
         say(
-            f"{len(lost)} images with labels are not in the folder any more, such as {lost[0]}; the journal keeps their "
-            f"labels, {POINTS} leaves them out"
+            f"{len(lost)} images with labels are not in the folder any more, such as {lost[0]}; the journal keeps "
+            f"their labels, {POINTS} leaves them out"
         )
     labelled = session.count()["labelled_images"]
     if labelled:
@@ -234,7 +234,7 @@ def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> 
     token = choose_token()
     with bind(options.port) as listener:
         port = listener.getsockname()[1]
-        fits = FitLoop(session, options.cache, seed=options.seed, modules=options.modules)
+        fits = FitLoop(session, options.cache, seed=options.seed, modules=options.modules, say=say)
         server = make_server(make_app(Api(session, events, fits), port=port, token=token), events)
         address = f"http://127.0.0.1:{port}/?token={token}"
         listener.listen(128)
@@ -242,10 +242,8 @@ def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> 
         if options.browser:
             webbrowser.open(address)
         with fits.running():
-            try:
+            with suppress(KeyboardInterrupt):  # the server has ended in order, and passes on why
                 server.run([listener])
-            except KeyboardInterrupt:
-                pass  # the server has ended in order, and passes on why
             if fits.has_news:
                 say("Writing the head …")
                 say(f"The head is {fits.save_head()}; use it: tensor-dropout predict PICTURES --model {fits.folder}")

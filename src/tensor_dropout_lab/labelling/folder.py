@@ -164,7 +164,8 @@ def read_groups(path: Path, names: Sequence[str]) -> list[str | None]:
     lacking = [name for name in names if not groups.get(name)]
     if lacking:
         raise TensorDropoutError(
-            f"--groups {path}: {len(lacking)} of {len(names)} pictures have no group: {name_some(lacking)}; give each a row"
+            f"--groups {path}: {len(lacking)} of {len(names)} pictures have no group: {name_some(lacking)}; give each "
+            "a row"
         )
     return [groups[name] for name in names]
 

@@ -1,4 +1,4 @@
-"""Who may ask: requests to this machine's loopback address, of the page itself, with the token of the command's address.
+"""Who may ask: the page itself, at the loopback address, with the token of the address that the command prints.
 
 Another web page in the same browser can send requests to the loopback address. It does not know the token; and it
 shows itself by its ``Origin``, or by a ``Host`` of its own name that was made to mean 127.0.0.1 (DNS rebinding).

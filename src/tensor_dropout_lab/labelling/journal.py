@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tensor_dropout.errors import TensorDropoutError
 
@@ -231,7 +231,7 @@ def find_fault_in_names(names: Any) -> str:
     )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -66,21 +67,21 @@ class Api:
         gets: dict[str, Handler] = {
             "/": lambda request: _send_file(files.get("index.html")),
             "/page/{path:path}": lambda request: _send_file(files.get(request.path_params["path"])),
-            "/api/project": self.get_project,
-            "/api/image/{number}": self.get_image,
-            "/api/next": self.get_next,
-            "/api/statistics": self.get_statistics,
-            "/api/events": self.get_events,
-            "/pictures/{number}": self.get_picture,
-            "/thumbnails/{number}": self.get_thumbnail,
+            "/api/project": self._get_project,
+            "/api/image/{number}": self._get_image,
+            "/api/next": self._get_next,
+            "/api/statistics": self._get_statistics,
+            "/api/events": self._get_events,
+            "/pictures/{number}": self._get_picture,
+            "/thumbnails/{number}": self._get_thumbnail,
         }
         posts: dict[str, Handler] = {
-            "/api/actions": self.post_actions,
-            "/api/undo": self.post_undo,
-            "/api/names": self.post_names,
-            "/api/fit": self.post_fit,
-            "/api/head": self.post_head,
-            "/api/export": self.post_export,
+            "/api/actions": self._post_actions,
+            "/api/undo": self._post_undo,
+            "/api/names": self._post_names,
+            "/api/fit": self._post_fit,
+            "/api/head": self._post_head,
+            "/api/export": self._post_export,
         }
         return [Route(path, _as_endpoint(handler), methods=["GET"]) for path, handler in gets.items()] + [
             Route(path, _as_endpoint(handler), methods=["POST"]) for path, handler in posts.items()
@@ -88,10 +89,10 @@ class Api:
 
     # What is known.
 
-    async def get_project(self, request: Request) -> Response:
+    async def _get_project(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self.session.describe))
 
-    async def get_image(self, request: Request) -> Response:
+    async def _get_image(self, request: Request) -> Response:
         number = self._number(request.path_params["number"])
         return JSONResponse(await run_in_threadpool(self._show_image, number))
 
@@ -102,7 +103,7 @@ class Api:
             window = None
         return {**self.session.show_image(number), "window": window}
 
-    async def get_next(self, request: Request) -> Response:
+    async def _get_next(self, request: Request) -> Response:
         order = request.query_params.get("order", "gain")
         if order not in ("gain", "folder"):
             raise TensorDropoutError("order is gain or folder")
@@ -110,21 +111,21 @@ class Api:
         after = None if text in (None, "", "null") else self._number(text)
         return JSONResponse({"id": await run_in_threadpool(self.session.find_next, after, order)})
 
-    async def get_statistics(self, request: Request) -> Response:
+    async def _get_statistics(self, request: Request) -> Response:
         return JSONResponse(await run_in_threadpool(self.session.count))
 
-    async def get_events(self, request: Request) -> Response:
+    async def _get_events(self, request: Request) -> Response:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         return StreamingResponse(self.events.stream(), media_type="text/event-stream")
 
-    async def get_picture(self, request: Request) -> Response:
+    async def _get_picture(self, request: Request) -> Response:
         window = _read_window(request)
         path = await run_in_threadpool(self._find_picture, request)
         content, media_type = await run_in_threadpool(show_picture, path, window)
         return Response(content, media_type=media_type, headers={"Cache-Control": "private, max-age=3600"})
 
-    async def get_thumbnail(self, request: Request) -> Response:
+    async def _get_thumbnail(self, request: Request) -> Response:
         path = await run_in_threadpool(self._find_picture, request)
         content = await run_in_threadpool(make_thumbnail, path)
         return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
@@ -141,32 +142,32 @@ class Api:
 
     # What changes it.
 
-    async def post_actions(self, request: Request) -> Response:
+    async def _post_actions(self, request: Request) -> Response:
         body = await _read_body(request)
-        answer = await run_in_threadpool(self.session.act, body.get("client"), body.get("actions"))
-        self.fits.note_labels()
-        return JSONResponse(answer)
+        return await self._change(self.session.act, body.get("client"), body.get("actions"))
 
-    async def post_undo(self, request: Request) -> Response:
+    async def _post_undo(self, request: Request) -> Response:
         body = await _read_body(request)
-        answer = await run_in_threadpool(self.session.undo, body.get("client"), body.get("key"))
-        self.fits.note_labels()
-        return JSONResponse(answer)
+        return await self._change(self.session.undo, body.get("client"), body.get("key"))
 
-    async def post_names(self, request: Request) -> Response:
+    async def _post_names(self, request: Request) -> Response:
         body = await _read_body(request)
-        answer = await run_in_threadpool(self.session.rename, body.get("client"), body.get("names"))
-        self.fits.note_labels()
-        return JSONResponse(answer)
+        return await self._change(self.session.rename, body.get("client"), body.get("names"))
 
-    async def post_fit(self, request: Request) -> Response:
+    async def _change(self, change: Callable[..., dict[str, Any]], *arguments: Any) -> Response:
+        """Change the labels; a fit may follow, which the answer does not wait for."""
+        answer = await run_in_threadpool(change, *arguments)
+        background = BackgroundTask(self.fits.note_labels)  # not a coroutine: it runs in a thread
+        return JSONResponse(answer, background=background)
+
+    async def _post_fit(self, request: Request) -> Response:
         await run_in_threadpool(self.fits.fit_now)
         return JSONResponse({}, 202)
 
-    async def post_head(self, request: Request) -> Response:
+    async def _post_head(self, request: Request) -> Response:
         return JSONResponse({"path": str(await run_in_threadpool(self.fits.save_head))})
 
-    async def post_export(self, request: Request) -> Response:
+    async def _post_export(self, request: Request) -> Response:
         name = (await _read_body(request)).get("format")
         if not isinstance(name, str) or name not in FORMATS:
             raise TensorDropoutError(f"format is one of {', '.join(FORMATS)}")

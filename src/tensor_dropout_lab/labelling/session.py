@@ -1,4 +1,4 @@
-"""A labelling session: the folder, the journal, the labels and the last suggestions, as pages ask for them and change them.
+"""A labelling session: folder, journal, labels and the last suggestions, as pages ask for them and change them.
 
 It knows no HTTP and no process. Requests come from several threads: one lock lets them in one by one.
 """
@@ -74,6 +74,9 @@ class Session:
         self._problems = {n: picture.problem for n, picture in enumerate(folder.pictures) if picture.problem}
         self._numbers = {name: number for number, name in enumerate(folder.names)}
         self._file = PointsFile(out / POINTS, folder)
+        self._targets = np.empty((len(folder), 0, 2))  # (n, P, 2), NaN where open or absent
+        self._counts = [0] * len(folder)  # known points of each picture
+        self._worked_on: int | None = None
         self.journal = Journal(out / JOURNAL)
         for action in self.journal.actions:
             self._replay(action)
@@ -129,17 +132,14 @@ class Session:
             "doubt": self._doubt(number) if state in ("predicted", "doubtful", "started") else None,
             "group": picture.group,
             "problem": self._problems.get(number),
-            "confirmed": len(self.labels.of(picture.name)),
+            "confirmed": self._counts[number],
         }
 
     def _state(self, number: int) -> str:
-        name = self.folder.pictures[number].name
         if number in self._problems:
             return "unreadable"
-        if self.labels.is_complete(name):
-            return "labelled"
-        if self.labels.of(name):
-            return "started"
+        if self._counts[number]:
+            return "labelled" if self._counts[number] == len(self.labels.names) else "started"
         news = self.suggestions
         if news is None or np.isnan(news.points[number]).all():
             return "open"
@@ -176,6 +176,18 @@ class Session:
         ellipse = news.ellipses[number, point]
         return {"x": x, "y": y, "ellipse": None if np.isnan(ellipse).any() else ellipse.tolist()}
 
+    def copy_targets(self, *, whole: bool = False) -> tuple[int, np.ndarray]:
+        """The last action, and the labels of all pictures, (n, P, 2), NaN where open or absent.
+
+        Args:
+            whole: also those of a picture that is begun, where somebody is at work.
+        """
+        with self.lock:
+            targets = self._targets.copy()
+            if not whole and self._worked_on is not None and self._state(self._worked_on) == "started":
+                targets[self._worked_on] = np.nan
+            return self.labels.seq, targets
+
     def find_next(self, after: int | None, order: str) -> int | None:
         """The picture to label next; None if all are labelled.
 
@@ -191,8 +203,7 @@ class Session:
             if order == "gain" and self.suggestions is not None:
                 gain = self.suggestions.gain
                 waiting.sort(key=lambda number: -gain[number])  # those of equal gain stay in the folder's order
-            others = [number for number in waiting if number != after]
-            return (others or [None])[0]
+            return next((number for number in waiting if number != after), None)
 
     def count(self) -> dict[str, Any]:
         """How the points came about, and the errors of all fits."""
@@ -227,6 +238,7 @@ class Session:
             new = [action for action in (self._prepare(client, action) for action in actions) if action is not None]
             images = [self.find_number(action["image"]) for action in actions]
             self._do(new)
+            self._worked_on = images[-1] if client != COMMAND else None
             return {"seq": self.labels.seq, "images": self._tell(client, images)}
 
     def _prepare(self, client: Any, given: Any) -> Action | None:
@@ -294,19 +306,32 @@ class Session:
     def _write_all(self) -> None:
         """Write the table and the project anew."""
         self._file.rename(self.labels.names)
+        self._targets = np.full((len(self.folder), len(self.labels.names), 2), np.nan)
         self._write(self.folder.names)
         project = {"version": PROJECT_VERSION, "names": self.labels.names, "settings": self.settings}
         write_json(self.out / PROJECT, project)
 
     def _write(self, images: Iterable[str]) -> None:
         for image in images:
-            self._file.set(image, self.labels.of(image))
+            self._note(image)
         try:
             self._file.write()
             self.problem = None
         except OSError as error:  # the journal has the action: it is done
             self.problem = f"{POINTS} could not be written ({error.strerror or error}); the journal has everything"
             self.publish({"type": "problem", "message": self.problem})
+
+    def _note(self, image: str) -> None:
+        """Take over the points of a picture into what is read often."""
+        number = self._numbers.get(image)
+        if number is None:  # no longer in the folder
+            return
+        values = self.labels.of(image)
+        self._counts[number] = len(values)
+        self._targets[number] = np.nan
+        for point, value in values.items():
+            self._targets[number, point] = value.x, value.y
+        self._file.set(image, values)
 
     def _tell(self, client: str, numbers: Iterable[int]) -> list[dict[str, Any]]:
         """Tell all pages of pictures that have changed; returns their summaries."""

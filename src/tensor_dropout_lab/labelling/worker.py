@@ -1,0 +1,366 @@
+"""The process that computes: features of all pictures, and fits when it is asked, in between.
+
+It is told what to do over a pipe and answers over it. It runs with few threads and low priority, so that the page's
+server has its turn at once, and ends when the server's process is gone, however that ended.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tensor_dropout.errors import TensorDropoutError
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.labelling.learner import Round
+
+CHUNK = 32
+"""How many pictures go through the network before the pipe is looked at."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker works on.
+
+    Attributes:
+        folder: of the pictures, without links.
+        names: of all pictures.
+        sizes: (n, 2) width and height; 0 for those that cannot be read.
+        groups: of all pictures, or None.
+        settings: of the project: backbone, weights, arguments, layer, size.
+        cache: where features are kept.
+        seed: of folds and starts.
+        modules: imported first.
+    """
+
+    folder: Path
+    names: Sequence[str]
+    sizes: np.ndarray
+    groups: Sequence[str] | None
+    settings: dict[str, Any]
+    cache: Path
+    seed: int = 0
+    modules: Sequence[str] = ()
+
+
+# What it is asked.
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """Fit these labels.
+
+    Attributes:
+        seq: the last action in them.
+        targets: (n, P, 2) fractions, NaN where open or absent.
+    """
+
+    seq: int
+    targets: np.ndarray
+
+
+@dataclass(frozen=True)
+class HeadRequest:
+    """Write the head of the last fit to a folder; ``names`` are those of the points."""
+
+    folder: Path
+    names: Sequence[str]
+
+
+# What it answers.
+
+
+@dataclass(frozen=True)
+class FeaturesDone:
+    """So many pictures have features, or cannot have any."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class BadPicture:
+    """A picture that cannot be read."""
+
+    number: int
+    problem: str
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What a fit found: the numbers of a ``Round``, without its estimator.
+
+    Attributes:
+        seq: of its request.
+        arrays: points, ellipses, std, gain, doubtful, suspect.
+        record: one line for the statistics, as JSON types.
+    """
+
+    seq: int
+    arrays: dict[str, np.ndarray]
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A fit was not possible; or nothing is, if ``for_good``."""
+
+    message: str
+    for_good: bool = False
+
+
+@dataclass(frozen=True)
+class HeadWritten:
+    """Where the head is, or why it is not."""
+
+    folder: Path
+    problem: str | None = None
+
+
+def run_worker(connection: Connection, task: Task) -> None:
+    """The whole life of the process."""
+    _settle()
+    try:
+        computer = Computer(task)
+    except Exception as error:  # a network of the user's may raise anything
+        connection.send(Failed(describe(error), for_good=True))
+        return
+    try:
+        _serve(connection, computer)
+    except (EOFError, BrokenPipeError):  # the server has ended
+        return
+
+
+def _serve(connection: Connection, computer: Computer) -> None:
+    while True:
+        requests = _receive(connection, patient=not computer.waiting)
+        if None in requests:
+            return
+        fits = [request for request in requests if isinstance(request, FitRequest)]
+        if fits:  # the newest knows all that the others knew
+            for answer in computer.fit(fits[-1]):
+                connection.send(answer)
+        for request in requests:
+            if isinstance(request, HeadRequest):
+                connection.send(computer.write_head(request))
+        chunk = (
+            computer.take_chunk()
+        )  # also after a fit, or a person who labels without a pause would stop the features
+        for answer in computer.compute(chunk) if chunk else ():
+            connection.send(answer)
+
+
+def _receive(connection: Connection, patient: bool) -> list[Any]:
+    """What has come since; waits for something if there is nothing else to do."""
+    requests = [connection.recv()] if patient else []
+    while connection.poll():
+        requests.append(connection.recv())
+    return requests
+
+
+def _settle() -> None:
+    """Stand back behind the server, and never outlive it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which asks for the head and then ends us
+    if hasattr(os, "nice"):
+        os.nice(10)
+    parent = parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(1)
+
+
+def describe(error: Exception) -> str:
+    """An error in one sentence."""
+    if isinstance(error, TensorDropoutError):
+        return str(error)
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def _import_modules(modules: Sequence[str]) -> None:
+    """What ``--import`` names, as the command itself does."""
+    from tensor_dropout_lab.nets import trust
+
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a module of the user's in the current folder
+    for module in modules:
+        importlib.import_module(module)
+        trust(module)
+
+
+class Computer:
+    """The network, the features, and what learns from them.
+
+    Args:
+        task: what to work on.
+
+    Attributes:
+        waiting: the pictures that have no features yet.
+    """
+
+    def __init__(self, task: Task) -> None:
+        _import_modules(task.modules)
+        from tensor_dropout_lab.data.image_files import ImageFiles
+        from tensor_dropout_lab.head_search import FitOptions, make_feature_maps, open_network
+        from tensor_dropout_lab.labelling.learner import Learner
+
+        settings = task.settings
+        options = FitOptions(
+            images=task.folder,
+            targets=task.folder,
+            backbone=settings["backbone"],
+            weights=None if settings["weights"] is None else Path(settings["weights"]),
+            arguments=settings["arguments"],
+            layer=tuple(settings["layer"] or ()),
+            size=tuple(settings["size"]) if settings["size"] else None,
+            cache=task.cache,
+            seed=task.seed,
+        )
+        self.task = task
+        self.backbone = open_network(options, ImageFiles(task.folder, list(task.names)))
+        self.maps = make_feature_maps(options, self.backbone).set_params(verbose=False)
+        self.learner = Learner(task.sizes, task.groups, seed=task.seed)
+        self.waiting = deque(int(number) for number in np.flatnonzero(task.sizes.min(axis=1) > 0))
+        self.round: Round | None = None
+        self._handled, self._seq = 0, 0
+
+    # Features.
+
+    def take_chunk(self) -> list[int]:
+        """The next pictures."""
+        return [self.waiting.popleft() for _ in range(min(CHUNK, len(self.waiting)))]
+
+    def compute(self, numbers: Sequence[int]) -> list[FeaturesDone | BadPicture]:
+        """Give pictures their features; says which cannot be read."""
+        problems: dict[int, str] = {}
+        paths = {number: path for number in numbers if (path := self._find(number, problems)) is not None}
+        maps = self._transform(list(paths.values()))
+        if maps is not None:
+            self.learner.set_maps(list(paths), maps)
+        else:
+            for number, path in paths.items():  # one of them is damaged: find out which
+                alone = self._transform([path], problems, number)
+                if alone is not None:
+                    self.learner.set_maps([number], alone)
+        self._handled += len(numbers)
+        bad = [BadPicture(number, problem) for number, problem in problems.items()]
+        return [*bad, FeaturesDone(self._handled)]
+
+    def _find(self, number: int, problems: dict[int, str]) -> Path | None:
+        from tensor_dropout_lab.labelling.folder import find_inside
+
+        try:
+            return find_inside(self.task.folder, self.task.names[number])
+        except TensorDropoutError as error:
+            problems[number] = str(error)
+            return None
+
+    def _transform(
+        self, paths: list[Path], problems: dict[int, str] | None = None, number: int = -1
+    ) -> np.ndarray | None:
+        """The maps of files; None if one cannot be read."""
+        if not paths:
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # which layer was picked; the page shows it
+                return self.maps.transform(paths)
+        except TensorDropoutError as error:
+            if problems is not None:
+                problems[number] = _shorten(str(error), paths[0])
+            return None
+
+    # Fits.
+
+    def fit(self, request: FitRequest) -> Iterator[FeaturesDone | BadPicture | Fitted | Failed]:
+        """Fit, after pictures with labels that have no features have got them."""
+        labelled = set(np.flatnonzero(~np.isnan(request.targets).all(axis=(1, 2))).tolist())
+        first = [number for number in self.waiting if number in labelled]
+        self.waiting = deque(number for number in self.waiting if number not in labelled)
+        for start in range(0, len(first), CHUNK):
+            yield from self.compute(first[start : start + CHUNK])
+        began = time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.round = self.learner.fit(request.targets)
+        except Exception as error:  # whatever goes wrong in a fit: the next one may succeed
+            yield Failed(describe(error))
+            return
+        self._seq = request.seq
+        seconds = time.perf_counter() - began
+        yield Fitted(request.seq, _arrays(self.round), self._record(len(labelled), seconds))
+
+    def _record(self, labelled: int, seconds: float) -> dict[str, Any]:
+        assert self.round is not None
+        error = {key: _finite(getattr(self.round, key)) for key in ("error_pixels", "error_percent")}
+        return {"labelled": labelled, **error, "seconds": round(seconds, 3), **_plain(self.round.settings)}
+
+    def write_head(self, request: HeadRequest) -> HeadWritten:
+        """Write the head of the last fit as ``tensor-dropout fit`` does."""
+        if self.round is None:
+            return HeadWritten(request.folder, "there is no fit yet; label 5 images first")
+        try:
+            self._write_head(request, self.round)
+        except (OSError, TensorDropoutError) as error:
+            return HeadWritten(request.folder, f"the head could not be written ({describe(error)})")
+        return HeadWritten(request.folder)
+
+    def _write_head(self, request: HeadRequest, fitted: Round) -> None:
+        from tensor_dropout_lab.fitted_head import RECORD, describe_head, new_results, write_head
+        from tensor_dropout_lab.labelling.points_file import name_columns
+        from tensor_dropout_lab.run_records import describe_environment
+
+        columns = name_columns(request.names[: fitted.points.shape[1]])
+        points = [[column, column + 1] for column in range(0, len(columns), 2)]
+        head = describe_head("regression", columns, points, units="fractions", backbone=self.backbone, maps=self.maps)
+        record = {
+            **head,
+            "images": int(np.isneginf(fitted.gain).sum()),
+            "groups": None if self.task.groups is None else len(set(self.task.groups)),
+            "seed": self.task.seed,
+            "seq": self._seq,
+            "settings": _plain(fitted.settings),
+            "errors": {key: _finite(getattr(fitted, key)) for key in ("error_pixels", "error_percent")},
+            "environment": describe_environment(),
+        }
+        with new_results(request.folder, RECORD) as staging:
+            write_head(staging, fitted.estimator, record)
+
+
+def _arrays(fitted: Round) -> dict[str, np.ndarray]:
+    names = ("points", "ellipses", "std", "gain", "doubtful", "suspect")
+    return {name: np.asarray(getattr(fitted, name)) for name in names}
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN."""
+    return float(value) if np.isfinite(value) else None
+
+
+def _plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """As JSON types."""
+    plain = {key: value.item() if isinstance(value, np.generic) else value for key, value in settings.items()}
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in plain.items()}
+
+
+def _shorten(message: str, path: Path) -> str:
+    """Why a single file cannot be read, without what was said around it."""
+    start, end = message.find(f"{path} ("), message.rfind("); ")
+    return message[start + len(f"{path} (") : end] if 0 <= start < end else message
