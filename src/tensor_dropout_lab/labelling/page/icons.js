@@ -76,12 +76,12 @@ export function stateIcon(state) {
  * @param {HTMLElement} button
  * @param {string} name of the icon
  * @param {string} label
- * @param {{key?: string, text?: boolean}} [options] text: the label is shown, not only spoken
+ * @param {{key?: string, text?: boolean, about?: string}} [options] text: the label is shown, not only spoken
  */
-export function dress(button, name, label, { key, text = false } = {}) {
+export function dress(button, name, label, { key, text = false, about = label } = {}) {
   const shown = text ? [make("span", { class: "label", text: label })] : [];
   if (text && key) shown.push(make("kbd", { "aria-hidden": "true", text: key }));
   button.replaceChildren(icon(name), ...shown);
   if (!text) button.setAttribute("aria-label", label);
-  button.title = key ? `${label} (${key})` : label;
+  button.title = key ? `${about} (${key})` : about;
 }

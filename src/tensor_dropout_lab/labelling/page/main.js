@@ -117,7 +117,7 @@ function addButtons(state, viewer, commands) {
     keep: ["keep", "Looks right", { key: "L", text: true }, () => commands.keep()],
     undo: ["undo", "Undo", { key: "Ctrl Z", text: true }, () => commands.undo()],
     clear: ["clear", "Clear", { key: "Del", text: true }, () => commands.clear()],
-    absent: ["absent", "Cannot be seen", { key: "S", text: true }, () => commands.absent()],
+    absent: ["absent", "Skip", { key: "S", text: true, about: "Skip: it cannot be seen in this image" }, () => commands.absent()],
     accept: ["accept", "Accept all", { key: "Enter", text: true }, () => commands.acceptAll()],
     next: ["next", "Next", { key: "N", text: true }, () => commands.next()],
   };

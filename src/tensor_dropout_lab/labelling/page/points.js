@@ -41,7 +41,7 @@ export class Points {
       const button = row.firstChild;
       row.className = `point is-${WORDS[word]}`;
       button.setAttribute("aria-pressed", String(index === active));
-      if (index === active && row.dataset.active !== "yes") row.scrollIntoView({ block: "nearest" });
+      if (index === active && row.dataset.active !== "yes") reveal(row);
       row.dataset.active = index === active ? "yes" : "";
       setText(button.querySelector(".point-name"), name);
       if (row.dataset.word === word) return;
@@ -107,4 +107,12 @@ export class Points {
     document.title = `${summary.name} · Label`;
     byId("stage").setAttribute("aria-label", `Image ${summary.name}, ${summary.width} by ${summary.height} pixels, ${done} of ${count(names.length, "point")} done`);
   }
+}
+
+/** Scroll the panel, and nothing else, so that a row is in sight. @param {HTMLElement} row */
+function reveal(row) {
+  const panel = byId("panel");
+  const [inner, outer] = [row.getBoundingClientRect(), panel.getBoundingClientRect()];
+  if (inner.top < outer.top) panel.scrollTop -= outer.top - inner.top + 8;
+  else if (inner.bottom > outer.bottom) panel.scrollTop += inner.bottom - outer.bottom + 8;
 }

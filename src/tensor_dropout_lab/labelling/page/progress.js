@@ -1,6 +1,6 @@
 /** The learner and the work so far, in the panel. */
 
-import { byId, count, make } from "./dom.js";
+import { byId, count, make, setText } from "./dom.js";
 import { drawChart } from "./chart.js";
 
 const FIRST_FIT = 5;
@@ -19,12 +19,27 @@ export class Progress {
     this.frame = requestAnimationFrame(() => {
       byId("learner").replaceChildren(...this.#tellLearner());
       byId("work").replaceChildren(...this.#tellWork());
+      this.#showChip();
     });
+  }
+
+  /** The learner in three words, for the top of the page. */
+  #showChip() {
+    const { fit, features } = this.#state.progress;
+    const last = this.#rounds().at(-1);
+    const error = last ? `Error ${round(last.error_pixels)} px` : "";
+    const share = features?.total && features.done < features.total ? `Looking at images ${Math.floor((100 * features.done) / features.total)} %` : "";
+    setText(byId("fit-chip"), fit?.state === "running" ? "Learning …" : error || share);
+    byId("fit-chip").hidden = !byId("fit-chip").textContent;
+  }
+
+  #rounds() {
+    return (this.#state.statistics?.rounds ?? []).filter((round) => Number.isFinite(round.error_pixels));
   }
 
   #tellLearner() {
     const { features, fit } = this.#state.progress;
-    const rounds = (this.#state.statistics?.rounds ?? []).filter((round) => Number.isFinite(round.error_pixels));
+    const rounds = this.#rounds();
     const parts = [...tellFeatures(features), this.#tellFit(fit, features)];
     if (!rounds.length) return parts;
     const last = rounds.at(-1);
