@@ -23,7 +23,7 @@ from tensor_dropout_lab.extras import import_extra
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm")
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".dcm")
 VOLUMES = (".nii", ".nii.gz")
 
 Result = TypeVar("Result")
