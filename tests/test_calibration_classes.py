@@ -15,7 +15,7 @@ import tensor_dropout as td
 from estimators_under_test import fit_quietly
 from tensor_dropout.calibration.classification import calibrate_classes, fit_temperature
 from tensor_dropout.sklearn import TensorClassifier, TensorClassifierCV
-from tensor_dropout.sklearn import search as search_module
+from tensor_dropout.sklearn import search_mixin as search_module
 
 NAMES = np.array(["ant", "bee", "kite"])
 
@@ -193,6 +193,21 @@ def test_the_search_calibrates_from_its_folds(ridge, monkeypatch):
     sets = model.predict_set(new, 0.9)
     assert 0.8 < sets[np.arange(len(true)), np.searchsorted(NAMES, true)].mean() < 0.98
     assert np.allclose(model.predict_proba(new).sum(1), 1)
+
+
+def test_held_out_probabilities_of_a_search_are_as_sure_as_its_predictions(monkeypatch):
+    """Both are tempered: untempered ones would judge what predict does not say."""
+    monkeypatch.setattr(search_module, "search_ridges", lambda *given: [])
+    X, y, new, _ = simulate(n=75)
+    options = {"thetas": (1.0,), "alphas": (1e-4,), "ranks": (4,), "cv": 5, "max_iter": 30, "random_state": 0}
+    model = fit_quietly(TensorClassifierCV(**options), X, y)
+    assert model.calibration_.temperature > 1.5
+    held_out, predicted = model.held_out_["cp"], model.predict_proba(new)
+    assert np.allclose(held_out.sum(1), 1, atol=1e-5)
+    untempered = model.layer_(torch.from_numpy(new).float()).softmax(-1).detach().numpy()
+    sure = {name: float(each.max(1).mean()) for name, each in (("held out", held_out), ("new", predicted))}
+    assert abs(sure["held out"] - sure["new"]) < 0.05
+    assert untempered.max(1).mean() > sure["new"] + 0.1
 
 
 def test_there_and_back(fitted, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -67,3 +68,45 @@ def choose_by_other_folds(methods: list[str], scores: np.ndarray) -> dict[str, l
         others = [scores[rows] if len(folds) == 1 else np.delete(scores[rows], fold, axis=1) for fold in folds]
         chosen[method] = [rows[int(each.mean(1).argmax())] for each in others]
     return chosen
+
+
+def average_folds(
+    predicted: Sequence[np.ndarray], splits: Sequence[tuple[np.ndarray, np.ndarray]], n: int
+) -> np.ndarray:
+    """Predictions for all samples from those of each fold: of a row that several held out the mean, NaN where none did.
+
+    Args:
+        predicted: of each fold, for the samples that it held out.
+        splits: of the folds.
+        n: the number of samples.
+
+    Example:
+        >>> splits = [(np.array([2]), np.array([0, 1])), (np.array([2]), np.array([1]))]
+        >>> average_folds([np.array([1.0, 2.0]), np.array([4.0])], splits, 3)
+        array([ 1.,  3., nan])
+    """
+    total, times = np.zeros((n, *predicted[0].shape[1:]), predicted[0].dtype), np.zeros(n)
+    for values, (_, test) in zip(predicted, splits, strict=True):
+        total[test] += values
+        times[test] += 1
+    times[times == 0] = np.nan
+    return total / times.astype(total.dtype).reshape(-1, *[1] * (total.ndim - 1))
+
+
+def rows_of_other_folds(
+    splits: Sequence[tuple[np.ndarray, np.ndarray]], fold: int, weights: Tensor | None
+) -> dict[int, np.ndarray]:
+    """By each other fold the places, in what it held out, of samples that count and that this one did not hold out.
+
+    Example:
+        >>> splits = [(np.array([2]), np.array([0, 1])), (np.array([0]), np.array([1, 2]))]
+        >>> rows_of_other_folds(splits, 0, None)
+        {1: array([1])}
+    """
+    own = splits[fold][1]
+    places = {}
+    for other, (_, test) in enumerate(splits):
+        if other != fold:
+            counts = np.ones(len(test), bool) if weights is None else (weights[test] > 0).cpu().numpy()
+            places[other] = np.flatnonzero(counts & ~np.isin(test, own))
+    return places
