@@ -73,7 +73,7 @@ def label(
         str | None,
         one_of(("tps", "coco", "deeplabcut", "csv"), "Of --read or --write, where the ending does not tell it."),
     ] = None,
-    units: Annotated[str, one_of(("fractions", "pixels"), "Of a points.csv in --read or --write.")] = "fractions",
+    units: Annotated[str, one_of(("fractions", "pixels"), "Of a points.csv in --read.")] = "fractions",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Of folds and starts.")] = 0,

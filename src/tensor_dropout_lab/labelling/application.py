@@ -71,6 +71,8 @@ def label_pictures(options: LabelOptions, say: Say) -> None:
     Raises:
         TensorDropoutError: for a user's mistakes; nothing was changed then.
     """
+    if options.units != "fractions" and options.read is None:
+        raise TensorDropoutError("label: --units is for a points.csv in --read; what is written says its units itself")
     if not options.folder.is_dir():
         list_pictures(options.folder, options.place)  # says what is wrong, before a folder for the labels is made
     check_place(options.place)
@@ -100,7 +102,7 @@ def _label(options: LabelOptions, say: Say) -> None:
         if options.write is not None:
             from tensor_dropout_lab.labelling.exporting import write_out
 
-            say(write_out(session, options.write, options.format, options.units))
+            say(write_out(session, options.write, options.format))
         else:
             serve(session, events, options, say)
             say(f"The table is {options.place / POINTS}")

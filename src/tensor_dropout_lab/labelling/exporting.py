@@ -13,7 +13,6 @@ from tensor_dropout_lab.labelling.exchange import (
     FRACTIONS,
     Convention,
     ExternalLabels,
-    convert_labels,
     match_labels,
     read_labels,
     write_labels,
@@ -47,11 +46,9 @@ def collect_labels(session: Session) -> ExternalLabels:
         )
 
 
-def write_out(session: Session, path: Path, format: str | None, units: str) -> str:
+def write_out(session: Session, path: Path, format: str | None) -> str:
     """Write all labels to a file; returns a sentence about it."""
     labels = collect_labels(session)
-    if units == "pixels":  # of points.csv; other formats count as they always do
-        labels = convert_labels(labels, PIXELS)
     write_labels(path, labels, format)
     return f"Wrote the labels of {len(labels.files)} images: {path}"
 

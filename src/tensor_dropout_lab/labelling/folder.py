@@ -18,7 +18,6 @@ from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.data.image_files import PICTURES
 from tensor_dropout_lab.labelling.pictures import measure_picture
 
-DICOM = (".dcm", ".dicom")
 OUTSIDE = "a link out of the folder"
 
 
@@ -93,7 +92,7 @@ def list_pictures(folder: Path, out: Path) -> PictureFolder:
     root = folder.resolve()
     names = _find_names(root, out.resolve())
     if not names:
-        endings = ", ".join(ending.removeprefix(".") for ending in (*PICTURES, *DICOM[:1]))
+        endings = ", ".join(ending.removeprefix(".") for ending in PICTURES)
         raise TensorDropoutError(f"label: there are no pictures in {folder} ({endings})")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return PictureFolder(root, list(pool.map(lambda name: _inspect(root, name), names)))
@@ -104,7 +103,7 @@ def _find_names(root: Path, out: Path) -> list[str]:
     for place, folders, files in os.walk(root):
         folders[:] = [each for each in folders if not each.startswith(".") and Path(place, each) != out]
         inside = Path(place).relative_to(root)
-        wanted = (file for file in files if file.lower().endswith((*PICTURES, *DICOM)) and not file.startswith("."))
+        wanted = (file for file in files if file.lower().endswith(PICTURES) and not file.startswith("."))
         names += [(inside / file).as_posix() for file in wanted]
     return sorted(names, key=_natural)
 
@@ -190,4 +189,10 @@ def match_groups(pattern: str, names: Sequence[str]) -> list[str | None]:
         raise TensorDropoutError(
             f"--group-pattern {pattern!r} does not match {len(lacking)} of {len(names)} names: {name_some(lacking)}"
         )
-    return [match.group(min(1, expression.groups)) if match else None for match in found]
+    groups = [match.group(min(1, expression.groups)) if match else None for match in found]
+    empty = [name for name, group in zip(names, groups, strict=True) if not group]
+    if empty:
+        raise TensorDropoutError(
+            f"--group-pattern {pattern!r} names no group in {len(empty)} of {len(names)} names: {name_some(empty)}"
+        )
+    return groups

@@ -32,7 +32,6 @@ class Journal:
         path: where it is; it is made if there is none.
 
     Attributes:
-        actions: those that it had when it was opened.
         torn: whether its last line was cut off.
 
     Raises:
@@ -41,7 +40,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.actions, length, size = _read(path)
+        self._actions, length, size = _read(path)
         self.torn = length < size
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         if self.torn:
@@ -49,6 +48,11 @@ class Journal:
         if not length:
             self._write([_HEADER])
             _sync_folder(path.parent)
+
+    def take_actions(self) -> list[Action]:
+        """The actions that it had when it was opened; once, since nobody needs them twice."""
+        actions, self._actions = self._actions, []
+        return actions
 
     def append(self, actions: Sequence[Action]) -> None:
         """Write actions; they are on the disk when this returns.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import tempfile
 from collections.abc import Awaitable, Callable
@@ -303,7 +304,8 @@ def bind(port: int) -> socket.socket:
         TensorDropoutError: if the port is taken.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if os.name == "posix":  # elsewhere it would take over a port that is in use
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind(("127.0.0.1", port))
     except OSError as error:

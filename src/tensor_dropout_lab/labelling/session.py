@@ -78,7 +78,7 @@ class Session:
         self._counts = [0] * len(folder)  # known points of each picture
         self._worked_on: int | None = None
         self.journal = Journal(out / JOURNAL)
-        for action in self.journal.actions:
+        for action in self.journal.take_actions():
             self._replay(action)
         self._write_all()
 
@@ -235,14 +235,25 @@ class Session:
         if not isinstance(actions, list) or not 1 <= len(actions) <= MOST_POINTS:
             raise TensorDropoutError(f"actions is a list of 1 to {MOST_POINTS} actions")
         with self.lock:
-            new = [action for action in (self._prepare(client, action) for action in actions) if action is not None]
+            prepared = [self._prepare(client, action) for action in actions]
             images = [self.find_number(action["image"]) for action in actions]
-            self._do(new)
+            self._do(self._leave_out_known(prepared))
             self._worked_on = images[-1] if client != COMMAND else None
             return {"seq": self.labels.seq, "images": self._tell(client, images)}
 
-    def _prepare(self, client: Any, given: Any) -> Action | None:
-        """An action for the journal; None if it is there already."""
+    def _leave_out_known(self, actions: Sequence[Action]) -> list[Action]:
+        """Without those whose key is in the journal already: the client had no answer, and sends them again."""
+        known: set[str] = set()
+        new = []
+        for action in actions:
+            key = action.get("key")
+            if key is None or not (key in known or key in self.labels.keys):
+                new.append(action)
+                known.add(key or "")
+        return new
+
+    def _prepare(self, client: Any, given: Any) -> Action:
+        """An action for the journal."""
         if not isinstance(given, dict) or given.get("kind") not in ("place", "absent", "clear", "keep"):
             raise TensorDropoutError("an action is an object whose kind is place, absent, clear or keep")
         image = self.folder.pictures[self.find_number(given.get("image"))].name
@@ -251,7 +262,7 @@ class Session:
         self._refuse(action)
         if action["kind"] == "place":  # nothing else of what came is written
             action["points"] = [{key: place[key] for key in ("point", "x", "y", "by")} for place in action["points"]]
-        return None if action.get("key") in self.labels.keys else action
+        return action
 
     def _refuse(self, action: Action) -> None:
         fault = find_fault(action)
