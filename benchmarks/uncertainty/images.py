@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-
 DRAWS, LABELS, HELD, TESTED = 5, 25, 5, 20
 CLASSES, KNOWN = 100, 80
 SIDE, BATCH = 96, 64

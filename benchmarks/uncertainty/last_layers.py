@@ -101,11 +101,19 @@ def turn(z: Tensor) -> Tensor:
     return axes[lengths > 1e-6 * lengths[0]].mT
 
 
-def fit_vbll(z: Tensor, y: Tensor, z_new: Tensor, weight: float, steps: int = 300, penalty: float = 0.01) -> Predicted:
-    """vbll's regression, begun at the ridge solution; ``weight`` over n is that of its regularizer.
+def fit_vbll(z: Tensor, y: Tensor, z_new: Tensor, weight: float, steps: int, penalty: float = 0.1) -> Predicted:
+    """vbll's regression, begun at ridge, its leave-one-out errors and the covariance that is best for these.
 
     Each output has the loss that vbll gives it alone: vbll's own of several outputs multiplies the variance of each by
     the precisions of all.
+
+    Args:
+        z: (n, K).
+        y: (n, O).
+        z_new: (m, K).
+        weight: over n, that of its regularizer.
+        steps: of Adam, on all samples at once; few are early stopping.
+        penalty: of ridge.
     """
     from vbll.layers.regression import Regression
 
@@ -113,10 +121,7 @@ def fit_vbll(z: Tensor, y: Tensor, z_new: Tensor, weight: float, steps: int = 30
     axes = turn(z)
     z, z_new, y = (z @ axes).float(), (z_new @ axes).float(), y.float()
     layer = Regression(z.shape[1], y.shape[1], weight / len(z), parameterization="diagonal")
-    with torch.no_grad():
-        layer.W_mean.copy_(solve_ridge(z, y, penalty).mT)
-        layer.W_logdiag.fill_(-2.0)
-        layer.noise_logdiag.fill_(-1.0)
+    begin(layer, z, y, penalty)
     optimizer = torch.optim.Adam(layer.parameters(), lr=0.03)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -128,6 +133,20 @@ def fit_vbll(z: Tensor, y: Tensor, z_new: Tensor, weight: float, steps: int = 30
         found = layer.predictive(z_new)
         noise = layer.noise_logdiag.exp().square().expand_as(found.mean).double()
         return Predicted(found.mean.double(), (found.var.double() - noise).clamp(min=0), noise)
+
+
+@torch.no_grad()
+def begin(layer: Any, z: Tensor, y: Tensor, penalty: float) -> None:
+    """Where the training of vbll's layer starts."""
+    W = solve_ridge(z, y, penalty)
+    seen = (z * solve_ridge(z, torch.eye(len(z)).to(z), penalty).mT).sum(1)  # (n,), the diagonal of the hat matrix
+    left = (y - z @ W) / (1 - seen - 1 / len(z)).clamp(min=0.01)[:, None]
+    noise = left.square().mean(0).clamp(min=1e-6)  # (O,)
+    pull = layer.regularization_weight
+    variance = pull / (z.square().mean(0) / noise[:, None] + pull / layer.prior_scale)  # (O, K)
+    layer.W_mean.copy_(W.mT)
+    layer.W_logdiag.copy_(0.5 * variance.log())
+    layer.noise_logdiag.copy_(0.5 * noise.log())
 
 
 def output_losses(layer: Any, z: Tensor, y: Tensor) -> Tensor:
@@ -145,7 +164,7 @@ def output_losses(layer: Any, z: Tensor, y: Tensor) -> Tensor:
 
 
 def fit_quantiles(z: Tensor, y: Tensor, z_new: Tensor, penalty: float, steps: int = 300) -> Predicted:
-    """Linear quantiles: ``mean ρ_τ(y − b − z w) + λ/2 ‖w‖²`` for each output and level, by ADMM on one factorization."""
+    """Linear quantiles: ``mean ρ_τ(y − b − z w) + λ/2 ‖w‖²`` for each output and level, by ADMM."""
     levels = torch.tensor(QUANTILES, dtype=z.dtype)
     wide = torch.cat([torch.ones_like(z[:, :1]), z], 1)
     new = torch.cat([torch.ones_like(z_new[:, :1]), z_new], 1)

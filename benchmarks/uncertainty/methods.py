@@ -30,13 +30,14 @@ METHODS = (OURS, CONSTANT, MASKS, DRAWN, ENSEMBLE, NOISE, *LAPLACE.values(), VBL
 PENALTIES = (0.01, 0.1, 1.0, 10.0)
 HEAD, MAPS = "features of the head", "maps"
 SETTINGS = tuple(product((HEAD, MAPS), PENALTIES))
-WEIGHTS = (0.1, 0.3, 1.0, 3.0)
+WEIGHTS = ((1.0, 50), (1.0, 300), (3.0, 50), (3.0, 300))
+"""Of VBLL: the weight of its regularizer, times the samples, and steps."""
 ALPHAS = (1.0, 4.0, 16.0, 64.0)
 
 
 @dataclass(frozen=True)
 class View:
-    """A fit: its layer and leverage, what it was fitted on, and the samples that it predicts; y is (n, O) in float64."""
+    """A fit: its layer and leverage, what it was fitted on, and the samples that it predicts; y is (n, O), float64."""
 
     layer: TensorRegression
     leverage: Leverage
@@ -208,8 +209,8 @@ def span_maps(x: Tensor, x_new: Tensor) -> tuple[Tensor, Tensor]:
     return vectors * lengths / unit, flat_new @ (flat.mT @ (vectors / lengths)) / unit
 
 
-Setting = tuple[str, float]
-Fit = Callable[[Inputs, float], Predicted]
+Setting = tuple[str, Any]
+Fit = Callable[[Inputs, Any], Predicted]
 Loss = Callable[[Predicted, Tensor], float]
 
 
@@ -270,7 +271,7 @@ def fit_last_layers(fits: Fits, inputs: Sequence[dict[str, Inputs]], clock: Cloc
         found[name] = join_folds(fits, [part[structure] for part in parts], chosen, (kind, penalty))
     clock.mark("Laplace, three structures")
     found[VBLL] = choose(
-        fits, inputs, lambda own, w: fit_vbll(own.z, own.y, own.z_new, w), [(kind, w) for w in WEIGHTS], likelihood
+        fits, inputs, lambda own, w: fit_vbll(own.z, own.y, own.z_new, *w), [(kind, w) for w in WEIGHTS], likelihood
     )
     clock.mark(VBLL)
     found[QUANTILE] = choose(
