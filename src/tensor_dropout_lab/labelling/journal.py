@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -152,6 +153,8 @@ def _damaged(path: Path, line: int, why: str) -> TensorDropoutError:
 
 _CLIENT, _KEY = re.compile("[0-9a-f]{8}"), re.compile("[0-9a-f]{16}")
 PLACED_BY = ("hand", "moved", "accepted")
+MOST_NAMES = 1000
+MOST_NAMES = 1000
 MARGIN = 0.25
 """How far outside of its picture a point may lie, in widths and heights: as in ``points_table``."""
 
@@ -221,12 +224,16 @@ def find_fault_in_names(names: Any) -> str:
 
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return f"names is a list of texts, got {_show(names)}"
+    if len(names) > MOST_NAMES:
+        return f"there can be {MOST_NAMES} points at most, got {len(names)}"
+    if len(names) > MOST_NAMES:
+        return f"there can be {MOST_NAMES} points at most, got {len(names)}"
     for name in names:
         if not name.strip() or name != name.strip() or len(name) > 100 or not name.isprintable():
             return f"the name of a point is 1 to 100 letters without spaces around them, got {_show(name)}"
-    twice = next((name for number, name in enumerate(names) if name in names[:number]), None)
-    if twice is not None:
-        return f"two points are named {twice!r}; give each a name of its own"
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        return f"two points are named {twice[0]!r}; give each a name of its own"
     unclear = find_unclear_name(names)
     return (
         f"the name {unclear!r} has an x of its own and would be misread in points.csv; choose another"

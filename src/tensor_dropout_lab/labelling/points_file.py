@@ -82,7 +82,7 @@ def find_unclear_name(names: Sequence[str]) -> str | None:
         >>> find_unclear_name(["nose", "apex 2"]), find_unclear_name(["nose", "x_tip"])
         (None, 'x_tip')
     """
-    found = find_points(name_columns(names))
+    found = set(find_points(name_columns(names)))
     for number, name in enumerate(names):
         if (2 * number, 2 * number + 1) not in found:
             return name

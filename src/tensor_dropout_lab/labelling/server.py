@@ -279,7 +279,9 @@ def make_app(api: Api, *, port: int, token: str) -> ASGIApp:
         ClientDisconnect: _answer_gone,
         OSError: _answer_disk,
     }
-    return Guard(Starlette(routes=api.routes(), exception_handlers=handlers), port=port, token=token)
+    answering = Starlette(routes=api.routes(), exception_handlers=handlers)
+    answering.router.redirect_slashes = False  # an address with a slash too many is wrong
+    return Guard(answering, port=port, token=token)
 
 
 class _Server(uvicorn.Server):
@@ -303,7 +305,8 @@ def bind(port: int) -> socket.socket:
     Raises:
         TensorDropoutError: if the port is taken.
     """
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    protocol = socket.IPPROTO_TCP  # named, or asyncio would leave small packets to wait for each other, 40 ms
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol)
     if os.name == "posix":  # elsewhere it would take over a port that is in use
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -320,6 +323,6 @@ def make_server(app: ASGIApp, events: Events) -> uvicorn.Server:
     """What serves the application; its ``run`` takes the sockets and returns after SIGINT or SIGTERM."""
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", log_level="error", access_log=False,
-        server_header=False, timeout_graceful_shutdown=2,
+        server_header=False, timeout_graceful_shutdown=2, timeout_keep_alive=60,
     )  # fmt: skip
     return _Server(config, events)
