@@ -90,17 +90,30 @@ def test_covariance_and_weighted_sums_equal_the_enumeration(layer, law):
 
 
 @pytest.mark.parametrize("law", ["bernoulli", "replacement", "gaussian", "bernoulli-min2"])
-@pytest.mark.parametrize("modes", ["all", (0, 1, 2), (3,), (1, 3)])
-def test_both_tucker_forms_agree_where_either_applies(law, modes, monkeypatch):
+@pytest.mark.parametrize(
+    ("modes", "forms"),
+    [
+        ("all", ["pairs"]),
+        ((0, 1, 2), ["pairs"]),
+        ((3,), ["rows", "outputs"]),
+        ((1, 3), ["rows", "outputs"]),
+        ((0, 3), ["rows", "outputs"]),
+        ((0,), ["rows", "outputs"]),
+    ],
+)
+def test_all_tucker_forms_agree_where_they_apply(law, modes, forms, monkeypatch):
     torch.manual_seed(0)
     dropout = td.TensorDropout(0.6, modes=modes, **LAWS[law])
     layer = td.TuckerRegression((9, 4, 3), 5, (7, 3, 2, 4), init="normal", dtype=torch.float64, dropout=dropout)
-    x = torch.randn(6, 9, 4, 3, dtype=torch.float64)
-    by_pairs = layer.moments(x)
-    monkeypatch.setattr(moments_module, "PAIRS_UP_TO", 0)
-    by_modes = layer.moments(x)
-    torch.testing.assert_close(by_pairs.mean, by_modes.mean)
-    torch.testing.assert_close(by_pairs.variance, by_modes.variance)
+    x, w = torch.randn(6, 9, 4, 3, dtype=torch.float64), torch.randn(6, 5, dtype=torch.float64)
+    found = {}
+    for form in ["modes", *forms]:
+        monkeypatch.setattr(moments_module, "cheapest_tucker_form", lambda *_, form=form: form)
+        monkeypatch.setattr(moments_module, "IN_CACHE", 100)  # several blocks
+        mean, variance, variance_of = layer.exact_moments(x)
+        found[form] = mean, variance, variance_of(w)
+    for form in forms:
+        torch.testing.assert_close(found[form], found["modes"])
 
 
 @pytest.mark.parametrize("layer", ["tucker-vector", "cp-vector", "tt-vector", "ring-vector"])

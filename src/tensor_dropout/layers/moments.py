@@ -12,10 +12,10 @@ the masks' second moments ``S_n = E[c_n c_nᵀ]``. The forms used here are deriv
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from math import prod
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,8 +23,10 @@ from torch import Tensor
 from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.laws import ExchangeableLaw, Law
 
-PAIRS_UP_TO = 16
-"""Tucker: the joint rank of all input modes but the largest, up to which products of pairs are formed."""
+PLANNED_BATCH = 32
+"""The batch that work is counted for while a graph is traced, where it is not known."""
+IN_CACHE = 2**18
+"""How many numbers a processor holds near: rows that are squared and summed are formed in blocks of so many."""
 
 
 class Moments(NamedTuple):
@@ -232,16 +234,17 @@ def tucker_moments(
         block: how many numbers may be held at once.
         covariance: whether to return the covariance between the outputs.
     """
-    sizes = core.shape[:-1]
-    largest = max(range(len(masks)), key=lambda n: sizes[n])
-    joint = sizes.numel() // sizes[largest]
-    paired = joint <= PAIRS_UP_TO and masks[largest].alike is not None and out.alike is not None
-    if paired and not covariance:
-        return _tucker_by_pairs(P, core, V, masks, out, largest)
+    if not covariance and out.alike is not None:
+        form = cheapest_tucker_form(len(P), core.shape, len(V), masks)
+        if form == "pairs":
+            return _tucker_by_pairs(P, core, V, masks, out)
+        if form != "modes":
+            return _tucker_by_rows(P, core, V, masks, out, block, outputs_first=form == "outputs")
     weighted = reduce(lambda t, n: multiply_along(t, masks[n].mean, n + 1), range(len(masks)), P)
     mean = ((weighted.flatten(1) @ core.flatten(0, -2)) * out.mean) @ V.mT
 
-    chunk = max(1, block // max(core.numel(), V.shape[1] * max(V.shape)))
+    held = prod([core.shape[n] for n in range(len(masks)) if masks[n].dropped]) * core.shape[-1]
+    chunk = max(1, block // max(held, V.shape[1] * max(V.shape)))
     variances = [_tucker_by_modes(part, core, V, masks, out, covariance) for part in P.split(chunk)]
 
     def variance_of(w: Tensor) -> Tensor:
@@ -251,13 +254,66 @@ def tucker_moments(
     return ExactMoments(mean, torch.cat(variances), variance_of)
 
 
+TuckerForm = Literal["outputs", "rows", "pairs", "modes"]
+
+
+def cheapest_tucker_form(batch: int, core: Sequence[int], outputs: int, masks: list[MaskMoments]) -> TuckerForm:
+    """Which form of the variances takes the fewest multiply-adds; the output mask is exchangeable.
+
+    - "outputs", "rows": where one input mode at most is masked, see :func:`_tucker_by_rows`.
+    - "pairs": where the largest one and others are, see :func:`_tucker_by_pairs`.
+    - "modes": mode by mode for each sample, whatever the masks are.
+
+    Args:
+        batch: the number of samples.
+        core: (R_0, .., R_{N-1}, Q).
+        outputs: the number of outputs.
+        masks: the moments of the masks on the input modes.
+    """
+    if torch.compiler.is_compiling():
+        batch = PLANNED_BATCH
+    *sizes, Q = core
+    kept = _kept_mode(sizes, masks)
+    R, T = sizes[kept], prod(sizes) // sizes[kept]
+    rows = prod([size for size, mask in zip(sizes, masks, strict=True) if mask.dropped])
+    modes = batch * (R * T * Q + min(rows * Q * outputs, (rows + outputs) * Q * Q))
+    if masks[kept].alike is None:
+        return "modes"
+    if sum([mask.dropped for mask in masks]) > 1:
+        pairs = T * (T + 1) // 2
+        return "pairs" if R * (T * Q * outputs + (batch + 2) * pairs * (Q + outputs)) <= modes else "modes"
+    by_rows = batch * R * Q * (T + outputs)
+    by_outputs = R * T * (Q * outputs + batch * (Q + outputs))
+    if modes < min(by_rows, by_outputs):
+        return "modes"
+    return "outputs" if by_outputs <= by_rows else "rows"
+
+
+def _kept_mode(sizes: Sequence[int], masks: list[MaskMoments]) -> int:
+    """The largest masked input mode; the largest if none is masked."""
+    masked = [size if mask.dropped else 0 for size, mask in zip(sizes, masks, strict=True)]
+    return masked.index(max(masked)) if max(masked) else list(sizes).index(max(sizes))
+
+
 def _tucker_by_modes(
     P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments, covariance: bool
 ) -> Tensor:
     def read_out_last(z: Tensor) -> Pair:
         return read_out(z, V, out, covariance=covariance)
 
-    return _over_modes((P.unsqueeze(-1) * core).unsqueeze(1), masks, read_out_last)[1]
+    kept = [n for n in range(len(masks)) if masks[n].dropped]
+    fixed = [n for n in range(len(masks)) if not masks[n].dropped]
+    if fixed:  # summed at once: (K, B, L) @ (K, L, Q)
+        rows = P.permute(*(n + 1 for n in kept), 0, *(n + 1 for n in fixed)).reshape(-1, len(P), _size(core, fixed))
+        columns = core.permute(*kept, *fixed, -1).reshape(len(rows), rows.shape[2], -1)
+        z = torch.bmm(rows, columns).transpose(0, 1).reshape(len(P), *(core.shape[n] for n in kept), -1)
+    else:
+        z = P.unsqueeze(-1) * core
+    return _over_modes(z.unsqueeze(1), [masks[n] for n in kept], read_out_last)[1]
+
+
+def _size(tensor: Tensor, dims: list[int]) -> int:
+    return prod([tensor.shape[n] for n in dims])
 
 
 def _over_modes(z: Tensor, masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]) -> Pair:
@@ -335,14 +391,70 @@ def summed_second_moment(rows: Tensor, masks: list[MaskMoments], out: MaskMoment
     return squares + (e + m * m) * summed_second_moment(rows.sum(1), later, out)
 
 
-def _tucker_by_pairs(
-    P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments, largest: int
+def _tucker_by_rows(
+    P: Tensor,
+    core: Tensor,
+    V: Tensor,
+    masks: list[MaskMoments],
+    out: MaskMoments,
+    block: int,
+    *,
+    outputs_first: bool,
 ) -> ExactMoments:
-    """The same with matrix products only: the largest mode r exchangeable, the others joined to one small mode p.
+    """The same where one input mode r at most is masked, and exchangeable: the other modes t are summed at once.
+
+    With ``y_rq = Σ_t P_rt G_rtq`` and ``f_ro = Σ_q y_rq V_oq`` the form needs ``Σ_r f_ro²`` and ``Σ_r y_rq²`` alone.
+    ``f`` is ``y Vᵀ`` for every sample, or with ``outputs_first`` P times ``G Vᵀ``, formed once for all samples.
+    """
+    kept = _kept_mode(core.shape[:-1], masks)
+    alike = masks[kept].alike
+    assert alike is not None
+    assert out.alike is not None
+    (v, e), (out_v, out_e) = alike, out.alike
+    m, out_m = masks[kept].mean[0], out.mean[0]
+    R, Q = core.shape[kept], core.shape[-1]
+    P = P.movedim(kept + 1, 0).reshape(R, len(P), -1)  # (R, B, T)
+    G = core.movedim(kept, 0).reshape(R, -1, Q)  # (R, T, Q)
+    total = P.transpose(0, 1).flatten(1) @ G.flatten(0, 1)  # Σ_r y_rq: (B, Q)
+    total_out = total @ V.mT
+    squares, squares_out = torch.zeros_like(total), torch.zeros_like(total_out)
+    if masks[kept].dropped:
+        for rows, columns in _in_blocks(P, G, max(V.shape) * (max(P.shape[1:]) if outputs_first else len(P[0])), block):
+            y = None if outputs_first and not out.dropped else torch.bmm(rows, columns)
+            f = torch.bmm(rows, columns @ V.mT) if y is None or outputs_first else y @ V.mT
+            squares_out = squares_out + f.square().sum(0)
+            if y is not None:
+                squares = squares + y.square().sum(0)
+    own = out_v * (v * squares + (e + m * m) * total.square())  # the output mask's own part
+
+    def over_output(total: Tensor, squares: Tensor, own: Tensor) -> Tensor:
+        second = out_e + out_m * out_m
+        return second * v * squares + (second * e + out_e * m * m) * total.square() + own
+
+    def variance_of(w: Tensor) -> Tensor:
+        readout = w @ V  # (B, Q)
+        z = (P * (G @ readout.mT).mT).sum(2)  # (R, B)
+        return over_output(z.sum(0), z.square().sum(0), (own * readout.square()).sum(1))
+
+    variance = over_output(total_out, squares_out, own @ V.square().mT)
+    return ExactMoments(out_m * m * total_out, variance, variance_of)
+
+
+def _in_blocks(P: Tensor, G: Tensor, held: int, block: int) -> list[tuple[Tensor, Tensor]]:
+    """(R, B, T) and (R, T, Q) in blocks of R, so that what is formed, ``held`` numbers for each r, stays small."""
+    if torch.compiler.is_compiling():
+        return [(P, G)]
+    step = max(1, (IN_CACHE if P.device.type == "cpu" else block) // held)
+    return list(zip(P.split(step), G.split(step), strict=True))
+
+
+def _tucker_by_pairs(P: Tensor, core: Tensor, V: Tensor, masks: list[MaskMoments], out: MaskMoments) -> ExactMoments:
+    """The same with matrix products only: the largest masked mode r exchangeable, the others joined to a small mode p.
 
     ``Var = v Σ_r Σ_pq S[p,q] z_rp z_rq + Σ_pq (e S + m² C)[p,q] (Σ_r z_rp)(Σ_r z_rq)``; the first sum is one
     product of (P_p P_q) with (H_p H_q) over r and the pairs p ≤ q.
     """
+    largest = _kept_mode(core.shape[:-1], masks)
     largest_alike = masks[largest].alike
     assert largest_alike is not None
     assert out.alike is not None
@@ -363,8 +475,6 @@ def _tucker_by_pairs(
         sums = P @ H  # (T, B, K)
         mean = m * torch.einsum("t,tbk->bk", m_joint, sums)
         variance = (torch.einsum("ts,sbk->tbk", spread, sums) * sums).sum(0)
-        if not masks[largest].dropped:
-            return mean, variance
         rows, columns = P.unbind(), H.unbind()  # indexing instead would scatter the gradient, number by number
         for (p, q), weight in zip(pairs, weights.unbind(), strict=True):
             variance = variance + (rows[p] * rows[q] * weight) @ (columns[p] * columns[q])
@@ -415,65 +525,176 @@ def joint_mask(masks: list[MaskMoments], like: Tensor) -> MaskMoments:
     return MaskMoments(mean, None, vectors.mT * values.clamp(min=0).sqrt()[:, None])
 
 
-# Trains and rings: bonds in a chain; each one is summed or kept while its core is absorbed.
+# Trains and rings: bonds in a chain. Each is summed, or kept, which squares its entries one by one. Whatever is squared
+# ends in sums of products at the last bond; they are added up, and the outputs are formed from them once.
 
 
-def train_variance(
-    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]
-) -> Tensor:
-    """The variance over all bonds, bond by bond.
+class Weights(NamedTuple):
+    """``second · E[f²] + variance · Var[f]`` is to be found; ``variance`` is None for zero."""
+
+    second: Tensor
+    variance: Tensor | None
+
+    def over(self, mask: MaskMoments) -> Iterator[tuple[Tensor | Literal["summed", "squared"], Weights]]:
+        """The same over one mask: what is left to be found of the later ones.
+
+        Yields:
+            What happens to the bond: it is summed, each of its entries is squared, or it is contracted with a matrix
+            (J, R) of which each row is squared; and the weights of the pair of the later masks then.
+        """
+        if not mask.dropped:
+            yield "summed", self
+            return
+        both = self.second if self.variance is None else self.second + self.variance
+        if mask.alike is None:
+            assert mask.root is not None
+            yield mask.mean.unsqueeze(0), self
+            yield mask.root, Weights(both, None)
+            return
+        v, e = mask.alike
+        squared_mean = mask.mean[0].square()
+        variance = None if self.variance is None else self.variance * squared_mean
+        yield "summed", Weights(both * e + self.second * squared_mean, variance)
+        yield "squared", Weights(both * v, None)
+
+
+class Grams(NamedTuple):
+    """Sums of products at a bond, (B, .., K, K): those for ``E[f f']`` and those for ``Cov[f, f']``."""
+
+    second: Tensor
+    variance: Tensor
+
+    def over(self, mask: MaskMoments, dims: int = 0) -> Grams:
+        """The same over one mask, on the last two axes or with ``dims`` axes behind them."""
+        own, squared_mean = mask.covariance(), mask.mean[:, None] * mask.mean
+        own, squared_mean = (matrix.view(*matrix.shape, *[1] * dims) for matrix in (own, squared_mean))
+        return Grams((own + squared_mean) * self.second + own * self.variance, squared_mean * self.variance)
+
+    def over_last(self, masks: list[MaskMoments]) -> Tensor:
+        """The variance of what is left, (B, K, K), over the last masks; K is all their bonds together."""
+        _, covariance, second = _join(masks, self.second)
+        return second * self.second + covariance * self.variance
+
+
+class Running(NamedTuple):
+    """What the features have become after some cores.
+
+    Attributes:
+        tensor: (B, rows, D), rows that are squared and summed, or the sums of their products, (B, D, D).
+        dims: what D is: the bond, the input modes still to come, and what is carried along.
+        doubled: which of the two.
+    """
+
+    tensor: Tensor
+    dims: tuple[int, ...]
+    doubled: bool = False
+
+    def gram(self) -> Tensor:
+        """The sums of products, (B, D, D)."""
+        return self.tensor if self.doubled else self.tensor.mT @ self.tensor
+
+    def summed(self, core: Tensor, matrix: Tensor | None = None) -> Running:
+        """The bond contracted with the core, or first with each row of a matrix (J, R)."""
+        R, S, flat, E = self.dims[0], core.shape[2], core.flatten(0, 1), prod(self.dims[2:])
+        dims, many = (S, *self.dims[2:]), matrix is not None and len(matrix) > 1
+        if not self.doubled and not (many and is_doubled(self.tensor.shape[1], self.dims, S)):
+            cores = (core if matrix is None else matrix[:, :, None, None] * core).view(-1, *flat.shape)
+            kept = torch.einsum("bkxe,jxs->bkjse", self.tensor.unflatten(2, (-1, E)), cores)
+            return Running(kept.flatten(3).flatten(1, 2), dims)
+        pairs = self.gram()
+        if matrix is not None:
+            second = (matrix.mT @ matrix)[:, None, :, None]
+            pairs = pairs.unflatten(2, (R, -1)).unflatten(1, (R, -1)) * second
+        left = flat.mT @ pairs.reshape(len(pairs), len(flat), -1)  # (B, S, E D)
+        both = torch.einsum("bxye,ys->bxse", left.reshape(len(pairs), S * E, -1, E), flat)
+        return Running(both.flatten(2), dims, True)
+
+    def squared(self, core: Tensor) -> Running:
+        """Each entry of the bond with its slice of the core."""
+        (R, n, *_), S = self.dims, core.shape[2]
+        dims, E = (S, *self.dims[2:]), prod(self.dims[2:])
+        if not self.doubled and not is_doubled(self.tensor.shape[1], self.dims, S):
+            kept = torch.einsum("bkrie,ris->bkrse", self.tensor.unflatten(2, (R, n, E)), core)
+            return Running(kept.flatten(3).flatten(1, 2), dims)
+        if self.doubled:
+            pairs = self.tensor.unflatten(2, (R, -1)).unflatten(1, (R, -1)).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+        else:
+            rows = self.tensor.unflatten(2, (R, -1)).transpose(1, 2)  # (B, R, k, I E)
+            pairs = rows.mT @ rows  # (B, R, I E, I E)
+        left = core.mT @ pairs.reshape(-1, R, n, E * n * E)  # (B, R, S, E I E)
+        both = torch.einsum("brxif,ris->bxsf", left.reshape(-1, R, S * E, n, E), core)
+        return Running(both.flatten(2), dims, True)
+
+
+def is_doubled(rows: int, dims: tuple[int, ...], S: int) -> bool:
+    """Whether squaring a bond's entries takes fewer multiply-adds on sums of products than on each row."""
+    R, n, E = dims[0], dims[1], prod(dims[2:])
+    by_rows = rows * R * S * E * (n + S * E)
+    return R * n * E * (rows * n * E + S * n * E + S * S * E) < by_rows
+
+
+def held_by_bonds(rows: int, dims: tuple[int, ...], cores: list[Tensor], doubled: bool = False) -> int:
+    """The most numbers that a sample holds while it absorbs these cores."""
+    D = prod(dims)
+    if not cores:
+        return max(rows * D, D * D)
+    (R, n, *_), E, S, later = dims, prod(dims[2:]), cores[0].shape[2], cores[1:]
+    behind = (S, *dims[2:])
+    if doubled or is_doubled(rows, dims, S):
+        own = max(D * D, D * S * E, R * S * E * n * E, rows * D)
+        return max(own, held_by_bonds(rows, behind, later, True), 0 if doubled else held_by_bonds(rows, behind, later))
+    return max(rows * D, held_by_bonds(rows, behind, later), held_by_bonds(rows * R, behind, later))
+
+
+def bond_grams(y: Tensor, cores: list[Tensor], masks: list[MaskMoments]) -> Grams:
+    """The variance over all bonds in front of these cores and over what is behind them, as sums at the last bond.
 
     Args:
         y: (B, R_1, I_1, .., I_{N-1}, ..), the input after the first core; what follows the modes is carried along.
         cores: the other input cores, (R_n, I_n, R_{n+1}).
         masks: the moments of the masks on the bonds in front of these cores.
-        read_out_last: second moment and variance over what is left, from (B, rows, R_N, ..), summed over rows.
+
+    Returns:
+        (B, K, K), with K the last bond and what was carried along.
     """
-    return _over_bonds(y.unsqueeze(1), cores, masks, read_out_last)[1]
+    start = Running(y.flatten(1).unsqueeze(1), tuple(y.shape[1:]))
+    ends = list(_over_bonds(start, cores, masks, Weights(y.new_zeros(()), y.new_ones(()))))
+    (variance,) = (own * end.gram() for (_, own), end in ends if own is not None)
+    sums = [own * end.tensor for (own, _), end in ends if end.doubled]
+    rows = [end.tensor for _, end in ends if not end.doubled]
+    if rows:  # one product for all
+        weighted = [own * end.tensor for (own, _), end in ends if not end.doubled]
+        sums.append(torch.cat(weighted, 1).mT @ torch.cat(rows, 1))
+    return Grams(reduce(torch.add, sums), variance)
 
 
 def _over_bonds(
-    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], read_out_last: Callable[[Tensor], Pair]
-) -> Pair:
-    """E[f²] and Var[f] over the masks on these bonds and the last; y: (B, rows, R, I, ..)."""
+    running: Running, cores: list[Tensor], masks: list[MaskMoments], weights: Weights
+) -> Iterator[tuple[Weights, Running]]:
+    """What is left at the last bond, each with its weights."""
     if not cores:
-        return read_out_last(y)
-    core, later = cores[0], (cores[1:], masks[1:], read_out_last)
-
-    def kept() -> Tensor:  # (B, rows, R, I, ..) -> (B, rows, R, R', ..)
-        return torch.einsum("bkri...,ris->bkrs...", y, core)
-
-    return over_mask(
-        masks[0],
-        lambda: _over_bonds(torch.einsum("bkri...,ris->bks...", y, core), *later),
-        lambda: _over_bonds(kept().flatten(1, 2), *later),
-        lambda weights: _over_bonds(torch.einsum("jr,bkr...->bkj...", weights, kept()).flatten(1, 2), *later),
-    )
+        yield weights, running
+        return
+    for how, left in weights.over(masks[0]):
+        if isinstance(how, Tensor):
+            after = running.summed(cores[0], how)
+        else:
+            after = running.squared(cores[0]) if how == "squared" else running.summed(cores[0])
+        yield from _over_bonds(after, cores[1:], masks[1:], left)
 
 
-def double_over_outputs(
-    second: Tensor, variance: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool
-) -> Pair:
-    """Second moment and variance over the bonds in front of the output cores, each bond doubled.
+def double_over_outputs(grams: Grams, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Grams:
+    """Over the bonds in front of the output cores, each bond doubled.
 
     Args:
-        second: (B, O, P, R, R, ..), second moments of the running tensor, the outputs so far in front; what follows the
-            doubled bond is carried along.
-        variance: of the same shape.
+        grams: (B, O, P, R, R, ..), the outputs so far in front; what follows the doubled bond is carried along.
         cores: output cores, (R_n, O_n, R_{n+1}).
         masks: the moments of the masks on the bonds in front of them.
         covariance: whether O and P are all pairs of outputs, or P stays 1.
     """
+    equation = "bxyrs...,rot,spu->bxoyptu..." if covariance else "bxyrs...,rot,sou->bxoytu..."
     for core, mask in zip(cores, masks, strict=True):
-        own, squared_mean = mask.covariance(), mask.mean[:, None] * mask.mean
-        own, squared_mean = (matrix.view(*matrix.shape, *[1] * (second.ndim - 5)) for matrix in (own, squared_mean))
-        second, variance = (own + squared_mean) * second, squared_mean * variance + own * second
-        if covariance:
-            equation = "bxyrs...,rot,spu->bxoyptu..."
-            second, variance = (
-                torch.einsum(equation, t, core, core).flatten(3, 4).flatten(1, 2) for t in (second, variance)
-            )
-        else:
-            equation = "bxyrs...,rot,sou->bxoytu..."
-            second, variance = (torch.einsum(equation, t, core, core).flatten(1, 2) for t in (second, variance))
-    return second, variance
+        doubled = [torch.einsum(equation, t, core, core) for t in grams.over(mask, grams.second.ndim - 5)]
+        second, variance = (t.flatten(3, 4) if covariance else t for t in doubled)
+        grams = Grams(second.flatten(1, 2), variance.flatten(1, 2))
+    return grams

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isqrt, prod
 from typing import Any
 
@@ -14,11 +13,12 @@ from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import target_norm
 from tensor_dropout.layers.moments import (
     ExactMoments,
+    Grams,
     MaskMoments,
-    Pair,
+    bond_grams,
     double_over_outputs,
+    held_by_bonds,
     quadratic,
-    train_variance,
 )
 from tensor_dropout.layers.ranks import Rank
 from tensor_dropout.layers.regression import TensorRegression, index_letters
@@ -131,17 +131,14 @@ class TensorRingRegression(TensorRegression):
         cores = [core.to(x.dtype) for core in self.cores]
         inner, outer = cores[1:n_in], cores[n_in:]
         before, behind = masks[1:n_in], [*masks[n_in:], masks[0]]
-        # After n cores a sample holds the kept bonds R_1..R_n, the next bond, bond 0 and the modes still to come.
+        held = held_by_bonds(1, tuple(x.shape[1:]), inner)
         first, ranks = self._ranks[0], self._ranks[1:]
-        held = max(prod(ranks[: n + 1]) * prod(self.input_shape[n + 1 :]) for n in range(n_in)) * first
         doubled = max((R * first) ** 2 for R in ranks[n_in - 1 :]) * prod(self.output_shape[:-1])
         chunk = max(1, block // max(held, doubled * (prod(self.output_shape) if covariance else 1)))
 
         def variance(covariance: bool) -> Tensor:
-            def finish(y: Tensor) -> Pair:
-                return _close(y, outer, behind, covariance=covariance)
-
-            return torch.cat([train_variance(part, inner, before, finish) for part in x.split(chunk)])
+            grams = (bond_grams(part, inner, before) for part in x.split(chunk))
+            return torch.cat([_close(part, outer, behind, covariance=covariance) for part in grams])
 
         mean = x
         for core, mask in zip(inner, before, strict=True):
@@ -155,11 +152,9 @@ class TensorRingRegression(TensorRegression):
             if len(outer) > 1:
                 return quadratic(variance(True), w)
 
-            def finish(weights: Tensor) -> Callable[[Tensor], Pair]:
-                return lambda y: _close(y, outer, behind, weights=weights)
-
             pairs = zip(x.split(chunk), w.split(chunk), strict=True)
-            return torch.cat([train_variance(part, inner, before, finish(row)) for part, row in pairs]).squeeze(1)
+            grams = ((bond_grams(part, inner, before), row) for part, row in pairs)
+            return torch.cat([_close(part, outer, behind, weights=row) for part, row in grams]).squeeze(1)
 
         return ExactMoments(mean, variance(covariance), variance_of)
 
@@ -184,38 +179,37 @@ class TensorRingRegression(TensorRegression):
 
 
 def _close(
-    y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool = False, weights: Tensor | None = None
-) -> Pair:
-    """Second moment and variance over the bonds at the output cores and over bond 0, each of them doubled.
+    grams: Grams,
+    cores: list[Tensor],
+    masks: list[MaskMoments],
+    *,
+    covariance: bool = False,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """The variance over the bonds at the output cores and over bond 0, each of them doubled.
 
     Args:
-        y: (B, rows, R, R_0), rows that are squared and summed.
+        grams: sums of products in front of the output cores, (B, R R_0, R R_0).
         cores: the output cores, (R_n, O_n, R_{n+1}); the last ends in R_0.
         masks: the moments of the masks on the bonds in front of these cores, and then on bond 0.
         covariance: whether to return (B, O, O) instead of (B, O).
-        weights: (B, O): return those of ``weights·f``, (B, 1), instead; for one output core.
+        weights: (B, O): return that of ``weights·f``, (B, 1), instead; for one output core.
     """
-    rows, (R, first) = y.flatten(2), y.shape[2:]
-    # (B, R, R_0, R, R_0) -> (B, O, P, R, R, R_0, R_0)
-    second = (rows.mT @ rows).view(-1, 1, 1, R, first, R, first).transpose(4, 5)
-    own, squared_mean = masks[-1].covariance(), masks[-1].mean[:, None] * masks[-1].mean
-    second, variance = (own + squared_mean) * second, own * second
-    *middle, last = cores
-    second, variance = double_over_outputs(second, variance, middle, masks[:-2], covariance=covariance)
-    own, squared_mean = masks[-2].covariance(), masks[-2].mean[:, None] * masks[-2].mean
-    own, squared_mean = own[..., None, None], squared_mean[..., None, None]
-    second, variance = (own + squared_mean) * second, squared_mean * variance + own * second
-    V = last.transpose(0, 1).flatten(1)  # (O, R R_0)
+    if len(cores) == 1:
+        whole = grams.over_last(masks)[:, None, None]
+    else:
+        first = len(masks[-1].mean)
+        # (B, R, R_0, R, R_0) -> (B, O, P, R, R, R_0, R_0)
+        opened = (t.unflatten(2, (-1, first)).unflatten(1, (-1, first)).transpose(2, 3)[:, None, None] for t in grams)
+        grams = Grams(*opened).over(masks[-1])
+        grams = double_over_outputs(grams, cores[:-1], masks[:-2], covariance=covariance)
+        whole = grams.over(masks[-2], 2).second.transpose(4, 5).flatten(5).flatten(3, 4)  # (B, O, P, R R_0, R R_0)
+    V = cores[-1].transpose(0, 1).flatten(1)  # (O, R R_0)
     if weights is not None:
         V = (weights @ V)[:, None, None, None]  # (B, 1, 1, 1, R R_0)
-
-    def close(doubled: Tensor) -> Tensor:
-        matrix = doubled.transpose(4, 5).flatten(5).flatten(3, 4)  # (B, O, P, R R_0, R R_0)
-        if covariance:
-            return (V @ matrix @ V.mT).transpose(2, 3).flatten(3).flatten(1, 2)
-        return ((V @ matrix) * V).sum(-1).flatten(1)
-
-    return close(second), close(variance)
+    if covariance:
+        return (V @ whole @ V.mT).transpose(2, 3).flatten(3).flatten(1, 2)
+    return ((V @ whole) * V).sum(-1).flatten(1)
 
 
 class RingDecomposition(TTDecomposition):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -15,12 +14,12 @@ from tensor_dropout.layers.dropout import Masks
 from tensor_dropout.layers.initialize import target_norm
 from tensor_dropout.layers.moments import (
     ExactMoments,
+    Grams,
     MaskMoments,
-    Pair,
+    bond_grams,
     double_over_outputs,
+    held_by_bonds,
     quadratic,
-    read_out,
-    train_variance,
 )
 from tensor_dropout.layers.regression import TensorRegression, index_letters
 
@@ -119,29 +118,22 @@ class TTRegression(TensorRegression):
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         cores = [core.to(x.dtype) for core in self.cores]
         inner, outer = cores[1 : len(self.input_shape)], cores[len(self.input_shape) :]
-        # After n cores a sample holds the kept bonds R_1..R_n, the next bond and the modes still to come.
-        held = max(prod(self._ranks[: n + 1]) * prod(self.input_shape[n + 1 :]) for n in range(len(inner) + 1))
+        held = held_by_bonds(1, tuple(x.shape[1:]), inner)
         held = max(held, self._ranks[len(inner)] * max(self._ranks[len(inner)], prod(self.output_shape)))
         chunk = max(1, block // held)
 
         before, behind = masks[: len(inner)], masks[len(inner) :]
 
         def variance(covariance: bool) -> Tensor:
-            def finish(y: Tensor) -> Pair:
-                return _read_out(y, outer, behind, covariance=covariance)
-
-            return torch.cat([train_variance(part, inner, before, finish) for part in x.split(chunk)])
+            grams = (bond_grams(part, inner, before) for part in x.split(chunk))
+            return torch.cat([_read_out(part, outer, behind, covariance=covariance) for part in grams])
 
         def variance_of(w: Tensor) -> Tensor:
             if len(outer) > 1:
                 return quadratic(variance(True), w)
-            V = (w @ outer[0].squeeze(-1).mT).unsqueeze(1)  # (B, 1, R)
-
-            def finish(V: Tensor) -> Callable[[Tensor], Pair]:
-                return lambda y: read_out(y, V, behind[0], covariance=False)
-
-            pairs = zip(x.split(chunk), V.split(chunk), strict=True)
-            return torch.cat([train_variance(part, inner, before, finish(row)) for part, row in pairs]).squeeze(1)
+            V = w @ outer[0].squeeze(-1).mT  # (B, R)
+            grams = (bond_grams(part, inner, before).over_last(behind) for part in x.split(chunk))
+            return torch.cat([quadratic(part, row) for part, row in zip(grams, V.split(chunk), strict=True)])
 
         mean = torch.einsum("br...,r->br...", x, masks[0].mean)
         for n, core in enumerate(inner, 1):
@@ -202,14 +194,15 @@ def _second_moment_at_last_bond(y: Tensor, absorbed: list[tuple[str, Tensor]], m
     return v * rest(kept, rows) + (e + m * m) * rest(torch.einsum(summed, y, core), rows - 1)
 
 
-def _read_out(y: Tensor, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Pair:
-    """Second moment and variance over the bonds in front of the output cores, of rows (B, rows, R) that are summed."""
-    if len(cores) == 1:
-        return read_out(y, cores[0].squeeze(-1).mT, masks[0], covariance=covariance)
-    second = (y.mT @ y)[:, None, None]  # (B, O, P, R, R)
-    second, variance = double_over_outputs(second, torch.zeros_like(second), cores, masks, covariance=covariance)
-    shape = second.shape[:3] if covariance else second.shape[:2]
-    return second.reshape(shape), variance.reshape(shape)
+def _read_out(grams: Grams, cores: list[Tensor], masks: list[MaskMoments], *, covariance: bool) -> Tensor:
+    """The variance of the outputs, (B, O) or (B, O, O), from the sums of products (B, R, R) in front of their cores."""
+    if len(cores) > 1:
+        start = Grams(*(t[:, None, None] for t in grams))  # (B, O, P, R, R)
+        found = double_over_outputs(start, cores, masks, covariance=covariance).second
+        return found.reshape(found.shape[: 3 if covariance else 2])
+    V = cores[0].squeeze(-1).mT
+    whole = grams.over_last(masks)
+    return V @ whole @ V.mT if covariance else ((V @ whole) * V).sum(-1)
 
 
 def orthonormal_core(core: Tensor, pool: bool) -> Tensor:
