@@ -6,17 +6,21 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tensor_dropout as td
 from tensor_dropout_lab import cli
+from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.evaluation.calibrating import FILE
+from tensor_dropout_lab.training.runs import data_options
 
 pytest.importorskip("matplotlib")
 SMALL = ["--epochs", 2, "--batch", 16, "--device", "cpu", "--set", "run.threads=1"]
@@ -97,7 +101,7 @@ def test_numbers_get_intervals_by_group(spots, tmp_path):
     (copied / FILE).write_bytes(b"damaged")
     refused = invoke("predict", picture, "--model", copied, "-o", tmp_path / "no", code=1)
     assert "is damaged" in refused
-    assert "calibrate the run anew, or remove the file" in refused
+    assert "calibrate the run anew (tensor-dropout calibrate RUN), or remove the file" in refused
     assert "99 held-out groups, the calibration has" in invoke(
         "predict", picture, "--model", run, "-o", tmp_path / "no", "--coverage", "0.99", code=1
     )
@@ -142,3 +146,128 @@ def test_the_command_says_what_it_is_for():
     text = invoke("calibrate", "--help")
     assert "RUN/calibration.safetensors" in text
     assert Path(FILE).name in text
+
+
+# What evaluate says of it.
+
+CLEAN = ["--protocol", "none", "--noise", "none", "--device", "cpu"]
+
+
+def evaluate(run, out, *options):
+    """What is printed, and the part of the record that is about the calibration."""
+    said = invoke("evaluate", run, *CLEAN, *options, "--out", out)
+    return said, json.loads((out / "evaluation.json").read_text())["calibration"]
+
+
+def test_evaluate_tells_what_sets_hold(digits, tmp_path):
+    run = digits[0]
+    said, found = evaluate(run, tmp_path / "out")
+    data = load_data("digits")
+    network, calibration = td.load(run / "model.safetensors").eval(), td.load_calibration(run / FILE)
+    x, y = data.prepare(data.test.inputs), data.test.targets
+    for row in found["levels"]:
+        sets = td.predict(network, x, coverage=row["coverage"], calibration=calibration).sets
+        assert row["inside"] == pytest.approx(100 * float(sets.gather(1, y[:, None]).double().mean()))
+        assert row["size"] == pytest.approx(float(sets.sum(1).double().mean()))
+        assert row["low"] < row["inside"] < row["high"]
+    assert [row["coverage"] for row in found["levels"]] == [0.5, 0.8, 0.9, 0.95]
+    with torch.no_grad():
+        losses = [float(F.cross_entropy(network(x) / T, y)) for T in (1.0, calibration.errors.temperature)]
+    assert [found[when]["nll"] for when in ("before", "after")] == pytest.approx(losses, rel=1e-4)
+    assert found["held_out"] is True
+    assert said.index("Calibrated on 360 validation examples of digits") < said.index("calibrated sets")
+    assert re.search(r"Temperature [\d.]+: NLL [\d.]+ before, [\d.]+ after; ECE", said)
+    assert invoke("show", tmp_path / "out").count("calibrated sets") == 1  # from the record alone
+
+
+def test_evaluate_tells_what_intervals_hold_and_the_masks_as_their_part(spots, tmp_path):
+    run = shutil.copytree(spots[1], tmp_path / "run")
+    said, found = evaluate(run, tmp_path / "before", "--mode", "exact")
+    assert found == {"missing": "nobody measured how far off single predictions are; tensor-dropout calibrate RUN does"}
+    assert "No calibration: nobody measured how far off single predictions are; tensor-dropout calibrate RUN" in said
+    invoke("calibrate", run)
+    said, found = evaluate(run, tmp_path / "after", "--mode", "exact")
+    network, calibration = td.load(run / "model.safetensors").eval(), td.load_calibration(run / FILE)
+    settings = json.loads((run / "run.json").read_text())["settings"]
+    data = load_data("table", root=spots[0], seed=settings["data.seed"], **data_options(settings))
+    x = data.prepare(data.test.inputs.float())
+    y = data.test.targets
+    names = ["x0", "y0", "age"]
+    rows = {(row["coverage"], row["target"]): row for row in found["levels"]}
+    assert set(rows) >= {(level, name) for level in (0.5, 0.8, 0.9) for name in names}
+    for level in (0.5, 0.8, 0.9):
+        told = td.predict(network, x, mode="exact", coverage=level, calibration=calibration, task="regression")
+        for column, name in enumerate(names):
+            inside = (told.low[:, column] <= y[:, column]) & (y[:, column] <= told.high[:, column])
+            assert rows[level, name]["inside"] == pytest.approx(100 * float(inside.double().mean()))
+            assert rows[level, name]["width"] == pytest.approx(
+                float((told.high - told.low)[:, column].mean()), rel=1e-4
+            )
+    masks = td.predict(network, x, mode="exact", task="regression").std.mean(0)
+    assert list(found["masks"].values()) == pytest.approx(masks.tolist(), rel=1e-4)
+    places = [
+        said.index(text) for text in ("Calibrated on", "calibrated intervals; the masks are their part", "masks,")
+    ]
+    assert places == sorted(places)
+    assert "this very part" not in said
+    said, found = evaluate(run, tmp_path / "same", "--split", "validation")
+    assert found["held_out"] is False
+    assert (
+        "They were made on this very part: what they cover of it says nothing of new examples; evaluate on test" in said
+    )
+    said, found = evaluate(run, tmp_path / "ensemble", "--ensemble", spots[1])
+    assert found["missing"].startswith("an ensemble has none")
+
+
+def test_a_record_of_before_says_that_it_has_none(digits, tmp_path):
+    evaluate(digits[0], tmp_path / "out")
+    path = tmp_path / "out" / "evaluation.json"
+    record = json.loads(path.read_text())
+    del record["calibration"]
+    path.write_text(json.dumps(record))
+    said = invoke("show", tmp_path / "out")
+    assert "No calibration: this record says nothing of it; evaluate the run again." in said
+    assert "clean accuracy" in said
+
+
+# One that was made on other data.
+
+
+def change(path, **about):
+    """A calibration that says other things of itself."""
+    calibration = td.load_calibration(path)
+    td.save_calibration(replace(calibration, about={**calibration.about, **about}), path)
+
+
+OTHER_DATA = {
+    "another data set": ({"data": "faces"}, "data 'faces', the run has 'table'"),
+    "other examples": ({"fingerprint": "0123456789abcdef"}, "other examples"),
+    "other targets": ({"targets": "x0,y0,weight"}, "targets 'x0,y0,weight', the run has 'x0"),
+}
+
+
+def test_a_calibration_made_on_other_data_is_refused(spots, tmp_path):
+    root, run = spots[0], shutil.copytree(spots[1], tmp_path / "run")
+    invoke("calibrate", run)
+    whole = (run / FILE).read_bytes()
+    for about, said in OTHER_DATA.values():
+        (run / FILE).write_bytes(whole)
+        change(run / FILE, **about)
+        for command in (("predict", root / "images" / "03.png", "--model", run), ("evaluate", run, *CLEAN)):
+            refused = invoke(*command, "--out", tmp_path / "out", code=1)
+            assert f"this calibration was made on other data than those of the run: {said}" in refused
+            assert "calibrate the run anew (tensor-dropout calibrate RUN), or remove the file" in refused
+            assert not (tmp_path / "out").exists()
+    change(run / FILE, data="table", fingerprint=None, targets=None)  # as versions before wrote it
+    invoke("predict", root / "images" / "03.png", "--model", run, "--out", tmp_path / "out")
+
+
+def test_calibrate_refuses_data_of_another_kind(digits, spots, tmp_path):
+    root, run = spots
+    other = shutil.copytree(root, tmp_path / "other", ignore=shutil.ignore_patterns("run"))
+    table = (other / "points.csv").read_text().splitlines()
+    (other / "points.csv").write_text("\n".join([table[0], *(f"{row}9" for row in table[1:])]) + "\n")
+    refused = invoke("calibrate", run, "--data", other, code=1)
+    assert "the data changed since the run in" in refused
+    assert "the validation part has other names or targets" in refused
+    assert not (run / FILE).exists()

@@ -279,7 +279,8 @@ def test_several_targets_are_told_one_by_one(tmp_path):
         assert age["width_95_widened"] < 300
         assert age["width_95_widened"] < 1e-2 * volume["width_95_widened"]
     assert re.search(r"clean mae age [\d.]+ \[.*\]; volume_mm3", output)
-    assert "width_95_widened" in output
+    assert "widened: by one variance of held-out errors" in output
+    assert "No calibration: nobody measured how far off single predictions are; tensor-dropout calibrate RUN" in output
     table = invoke("compare", tmp_path / "out", tmp_path / "out")
     assert "A 0" in table.output
     assert "B 1" in table.output

@@ -25,7 +25,7 @@ from tensor_dropout.prediction import predict as predict_batch
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data import DATASETS
 from tensor_dropout_lab.data.base import FileReader, PointReader, name_targets
-from tensor_dropout_lab.evaluation.calibrating import FILE, read_calibration
+from tensor_dropout_lab.evaluation.calibrating import read_calibration
 from tensor_dropout_lab.explanation import explain
 from tensor_dropout_lab.figures import require_matplotlib
 from tensor_dropout_lab.fitted_head import check_folder
@@ -411,9 +411,7 @@ def _open_run(run: Path, coverage: float) -> _Trained:
     targets = (
         name_targets(result.get("target"), network.settings["outputs"]) if result["task"] == "regression" else None
     )
-    calibration = read_calibration(run)
-    if calibration is not None:
-        calibration.check(network, f"predict: {run / FILE}")
+    calibration = read_calibration(run, network)
     reader = DATASETS[name].import_reader()(
         tuple(network.input_shape), options, settings.get("data.root"), record.get("data", {})
     )

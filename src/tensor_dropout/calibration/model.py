@@ -56,8 +56,13 @@ class ModelCalibration:
         """What the std of an error grows with, if it is the leverage of a sample in the last layer."""
         return self.errors.leverage if isinstance(self.errors, Calibration) and self.errors.share > 0 else None
 
-    def check(self, model: nn.Module, operation: str) -> None:
+    def check(self, model: nn.Module, operation: str, advice: str = "calibrate again with td.calibrate") -> None:
         """Refuse another network than the one that was calibrated: also one that was trained or converted since.
+
+        Args:
+            model: the network.
+            operation: what refuses, to begin the message.
+            advice: what to do, to end it.
 
         Raises:
             TensorDropoutError: if its weights are not those.
@@ -65,7 +70,7 @@ class ModelCalibration:
         if fingerprint(model) != self.model:
             raise TensorDropoutError(
                 f"{operation}: this calibration was made for other weights: of another network, or "
-                f"{type(model).__name__} was trained or converted since; calibrate again with td.calibrate"
+                f"{type(model).__name__} was trained or converted since; {advice}"
             )
 
     def check_input(self, x: Tensor, operation: str) -> None:

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tensor_dropout.calibration.classification import ClassCalibration
 from tensor_dropout.calibration.files import load_calibration, save_calibration
 from tensor_dropout.calibration.model import LEAST, ModelCalibration, calibrate
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.evaluation.examples import Scale, take_examples
-from tensor_dropout_lab.evaluation.runs import load_run_data, load_run_network
+from tensor_dropout_lab.evaluation.run_loading import load_run_data, load_run_network
 from tensor_dropout_lab.run_records import describe_environment
 from tensor_dropout_lab.training.processes import choose_device
 from tensor_dropout_lab.training.runs import read_finished_run
 
 FILE = "calibration.safetensors"
 """Beside the weights of a run."""
+ADVICE = "calibrate the run anew (tensor-dropout calibrate RUN), or remove the file"
 AS_STORED = Scale(0.0, 1.0, bounded=False)
 
 
@@ -48,7 +50,7 @@ def calibrate_run(
         TensorDropoutError: if the run has no such part, or it has too few examples.
     """
     where = choose_device(device)
-    record, _ = read_finished_run(run)
+    record, result = read_finished_run(run)
     data = load_run_data("calibrate", run, record, root, split)
     network = load_run_network("calibrate", run, data, where)
     part: Any = getattr(data, split)
@@ -61,7 +63,8 @@ def calibrate_run(
         x = torch.cat([prepare(rows.to(where)).to(like.dtype).cpu() for rows in examples.x.split(batch)])
     about = {
         "run": run.name, "data": data.name, "split": split, "examples": len(x),
-        "groups": None if groups is None else len(set(groups)), "environment": describe_environment(),
+        "groups": None if groups is None else len(set(groups)), **_describe_data(record, result, split),
+        "environment": describe_environment(),
     }  # fmt: skip
     y = examples.y.view(len(x), -1) if data.task == "regression" else examples.y
     found = calibrate(network, x, y, groups=groups, task=data.task, batch=batch, about=about)
@@ -105,16 +108,43 @@ def _describe(found: ModelCalibration, targets: list[str]) -> Any:
         yield "They are as wide for all: the spread over the masks, if there is one, does not tell the errors apart."
 
 
-def read_calibration(run: Path) -> ModelCalibration | None:
+def _describe_data(record: dict[str, Any], result: dict[str, Any], split: str) -> dict[str, Any]:
+    """What tells a part of a run's data from others: its fingerprint, and the targets' names."""
+    return {
+        "fingerprint": record["data"].get("fingerprints", {}).get(split),
+        "targets": result.get("target") if result["task"] == "regression" else None,
+    }
+
+
+def read_calibration(run: Path, network: nn.Module) -> ModelCalibration | None:
     """That of a run, if it was calibrated.
 
+    Args:
+        run: its folder.
+        network: its network.
+
     Raises:
-        TensorDropoutError: if the file is damaged.
+        TensorDropoutError: if the file is damaged, or was made on other data or for other weights than the run's.
     """
     path = run / FILE
     if not path.exists():
         return None
     try:
-        return load_calibration(path)
+        found = load_calibration(path)
     except TensorDropoutError as error:
-        raise TensorDropoutError(f"{error}; calibrate the run anew, or remove the file") from error
+        raise TensorDropoutError(f"{error}; {ADVICE}") from error
+    found.check(network, str(path), ADVICE)
+    _check_data(found.about, run, path)
+    return found
+
+
+def _check_data(about: dict[str, Any], run: Path, path: Path) -> None:
+    """Refuse what was made on other data; older files say less of theirs."""
+    record, result = read_finished_run(run)
+    own = {"data": record["settings"]["data.name"], **_describe_data(record, result, about.get("split", ""))}
+    for key, value in own.items():
+        if about.get(key) is not None and value is not None and about[key] != value:
+            what = "other examples" if key == "fingerprint" else f"{key} {about[key]!r}, the run has {value!r}"
+            raise TensorDropoutError(
+                f"{path}: this calibration was made on other data than those of the run: {what}; {ADVICE}"
+            )

@@ -14,24 +14,27 @@ import torch
 from torch import nn
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout.files import load
 from tensor_dropout.robustness.evaluation import evaluate
 from tensor_dropout.robustness.outcomes import FILE, Outcomes
 from tensor_dropout.robustness.protocol import choose_noise
 from tensor_dropout.robustness.runner import Pair, Variant
 from tensor_dropout.robustness.settings import Settings
 from tensor_dropout.robustness.target import Target
-from tensor_dropout_lab.data import DATASETS, OF_YOUR_OWN, Data, Split, load_data
+from tensor_dropout_lab.data import Data, Split
+from tensor_dropout_lab.evaluation.calibrated import UNCALIBRATED, measure_calibration
+from tensor_dropout_lab.evaluation.calibrating import read_calibration
 from tensor_dropout_lab.evaluation.examples import Examples, Scale, build_target, measure_scale, take_examples
 from tensor_dropout_lab.evaluation.intervals import metric_interval
+from tensor_dropout_lab.evaluation.run_loading import load_run_data, load_run_network
 from tensor_dropout_lab.evaluation.shrinking import shrink
 from tensor_dropout_lab.evaluation.twin import fit_twin
 from tensor_dropout_lab.run_records import describe_environment, write_json
 from tensor_dropout_lab.training.processes import choose_device
-from tensor_dropout_lab.training.runs import data_options, read_finished_run, require_same_examples
+from tensor_dropout_lab.training.runs import read_finished_run
 
 NUMBERS_AT_ONCE = 2**25
 """Of the inputs that pass through the network at once, at most: 222 pictures of 224×224, 4 volumes of 182×218×182."""
+OF_AN_ENSEMBLE = "an ensemble has none; each of its runs may have its own, of tensor-dropout calibrate RUN"
 UNLABELLED = 10_000
 """Training inputs, without labels, that a substitute is trained on: at most so many,"""
 UNLABELLED_BYTES = 2**31
@@ -96,6 +99,7 @@ def evaluate_run(
     members = [run, *ensemble]
     scale = measure_scale(data)
     networks = [load_run_network("evaluate", member, data, where) for member in members]
+    calibration = read_calibration(run, networks[0]) if not ensemble else None
     target = build_target(networks, data, scale, mode=mode, n_samples=samples, batch=batch)
     examples = take_examples(getattr(data, split), scale, count=images, seed=settings.seed, device=where)
     _check_request(run, target, examples, settings, scale)
@@ -155,10 +159,22 @@ def evaluate_run(
         "data": record["data"],
         "training": record["settings"],
         "environment": describe_environment(),
+        "calibration": {"missing": OF_AN_ENSEMBLE if ensemble else UNCALIBRATED},
         "summary": evaluation.summary(
             targets=data.target_names if data.task == "regression" else (), interval=metric_interval
         ),
     }
+    if calibration is not None:
+        written["calibration"] = measure_calibration(
+            networks[0],
+            calibration,
+            examples,
+            target.prepare,
+            split=split,
+            batch=batch,
+            targets=data.target_names if data.task == "regression" else (),
+            groups=None if data.groups is None else [data.groups[name] for name in examples.names],
+        )
     write_json(folder / "evaluation.json", written)
     return written, outcomes, folder
 
@@ -191,38 +207,6 @@ def _cut_head(networks: list[nn.Module], sizes: int) -> dict[str, Variant]:
         )
         for cut in shrink(networks[0], sizes)
     }
-
-
-def load_run_data(what: str, run: Path, record: dict[str, Any], root: Path | None, split: str) -> Data:
-    """The data that a run was trained on, refused if it changed; ``what`` begins an error, here and below."""
-    settings = record["settings"]
-    if split not in ("test", "validation"):
-        raise TensorDropoutError(f"{what}: --split is test or validation, got {split!r}")
-    name = settings["data.name"]
-    if name not in DATASETS:
-        raise TensorDropoutError(f"{what}: {run} was trained on {name!r}, which is unknown here; {OF_YOUR_OWN}")
-    data = load_data(name, root=root or settings.get("data.root"), seed=settings["data.seed"], **data_options(settings))
-    if getattr(data, split) is None:
-        raise TensorDropoutError(f"{what}: {name} has no {split} part in this run; use another --split")
-    require_same_examples(what, run, record, {split: getattr(data, split)})
-    return data
-
-
-def load_run_network(what: str, run: Path, data: Data, device: torch.device) -> nn.Module:
-    """The network of a finished run, for this data."""
-    read_finished_run(run)
-    network: Any = load(run / "model.safetensors").eval().to(device)
-    if tuple(network.input_shape) != tuple(data.input_shape):
-        raise TensorDropoutError(
-            f"{what}: the network of {run} takes inputs of {tuple(network.input_shape)}, the data has "
-            f"{tuple(data.input_shape)}"
-        )
-    outputs = network.settings["outputs"]
-    if outputs != data.outputs:
-        raise TensorDropoutError(f"{what}: the network of {run} has {outputs} outputs, the data has {data.outputs}")
-    if device.type == "cuda" and len(data.input_shape) == 3:
-        network = network.to(memory_format=torch.channels_last)
-    return network
 
 
 def _fingerprint(run: Path) -> str:

@@ -20,9 +20,10 @@ from tensor_dropout.metrics.registry import compute_coverage, find_main, main_me
 from tensor_dropout.robustness.attacks import ATTACKS
 from tensor_dropout.robustness.outcomes import Outcomes
 from tensor_dropout.robustness.protocol import CURVE_STRENGTHS, UNBOUNDED
+from tensor_dropout_lab.evaluation.show_calibration import name_spread, print_calibration, read_levels
 from tensor_dropout_lab.figures import draw_figure, save_figure
 
-PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR = "#0072B2", "#D55E00", "#666666"
+PAPER_COLOR, ADAPTIVE_COLOR, CLEAN_COLOR, CALIBRATED_COLOR = "#0072B2", "#D55E00", "#666666", "#009E73"
 
 
 def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
@@ -33,6 +34,7 @@ def print_evaluation(record: Mapping[str, Any], console: Console) -> None:
     clean = "; ".join(f"{name} {_with_interval(row, metric)}".lstrip() for name, row in _by_target(summary["clean"]))
     console.print(f"{escape(record['title'])}: {summary['examples']} {record['split']} examples", highlight=False)
     console.print(f"clean {metric} {escape(clean)}{unit}", highlight=False)
+    print_calibration(record.get("calibration"), record["split"], console)
     if "targets" in summary["clean"]:
         console.print(_tabulate_targets(summary["clean"]["targets"], metric))
     if summary["attacks"]:
@@ -88,7 +90,8 @@ def _tabulate_attacks(summary: Mapping[str, Any], metric: str, protocol: str) ->
 def _tabulate_targets(targets: Mapping[str, Any], metric: str) -> Table:
     """Several targets of a regression, clean: each has a unit of its own."""
     keys = [key for key in INTERVALS if any(key in row for row in targets.values())]
-    table = Table("target", metric, *keys, title="each target in its own unit; below, attacks have their mean")
+    title = f"each target in its own unit; below, attacks have their mean{SPREAD if keys else ''}"
+    table = Table("target", metric, *map(name_spread, keys), title=title)
     for name, row in targets.items():
         table.add_row(escape(name), _with_interval(row, metric), *_show(row, keys))
     return table
@@ -114,8 +117,9 @@ def print_audit(audit: Mapping[str, Any], console: Console) -> None:
 def _tabulate_noise(summary: Mapping[str, Any], metric: str) -> Table:
     keys = [key for key in UNCERTAINTY if key in summary["clean"]]
     several = ["target"] if "targets" in summary["clean"] else []
-    title = "noise: metric with 95 % interval over draws and images"
-    table = Table("noise", "level", *several, metric, *keys, title=title)
+    heads = [_name_key(key, summary["clean"]) for key in keys]
+    title = "noise: metric with 95 % interval over draws and images" + SPREAD * (heads != keys)
+    table = Table("noise", "level", *several, metric, *heads, title=title)
     for row in [{"corruption": "none", "unit": "", **summary["clean"]}, *summary["noise"]]:
         for name, own in _by_target(row):
             shown = [escape(name)] if several else []
@@ -149,6 +153,14 @@ def _tabulate_heads(rows: Sequence[Mapping[str, Any]], metric: str) -> Table:
 
 UNCERTAINTY = ("nll", "ece", "brier", "aurc", "coverage_95", "coverage_95_widened")
 INTERVALS = ("coverage_95", "width_95", "coverage_95_widened", "width_95_widened")
+
+
+SPREAD = "\nspread: over masks, draws or members alone, no error; widened: by one variance of held-out errors"
+
+
+def _name_key(key: str, clean: Mapping[str, Any]) -> str:
+    """The head of a column: of a regression's numbers it says that they are of the spread alone."""
+    return key if find_main(clean).task == "classification" else name_spread(key)
 
 
 def _by_target(row: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -186,7 +198,7 @@ def draw_evaluation(record: Mapping[str, Any], outcomes: Outcomes, folder: Path)
         paths += _draw_attacks(summary, folder / "attacks", record["title"])
     if summary["noise"]:
         paths += _draw_noise(summary, folder / "noise", record["title"])
-    paths += _draw_uncertainty(summary, outcomes, folder / "uncertainty", record["title"])
+    paths += _draw_uncertainty(record, outcomes, folder / "uncertainty")
     return paths
 
 
@@ -257,8 +269,9 @@ def _draw_noise(summary: Mapping[str, Any], stem: Path, title: str) -> list[Path
         return save_figure(figure, stem)
 
 
-def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path, title: str) -> list[Path]:
+def _draw_uncertainty(record: Mapping[str, Any], outcomes: Outcomes, stem: Path) -> list[Path]:
     """Classes: reliability and risk–coverage. Numbers with a std: risk–coverage and the intervals' coverage."""
+    summary, title = record["summary"], record["title"]
     parts = {"clean": "clean"}
     for row in summary["noise"]:  # the last level of each family
         parts[f"{row['corruption']} {row['level']:g}"] = f"noise/{row['corruption']}/{row['level']:g}/0"
@@ -280,7 +293,7 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
                 levels = list(range(10, 100, 10))
                 numbers = read_numbers("draw_evaluation", outcome)
                 covered = [compute_coverage(numbers, level) for level in levels]
-                left.plot(levels, covered, marker="o", color=color, label=label)
+                left.plot(levels, covered, marker="o", color=color, label=f"spread alone, {label}")
                 curve = risk_coverage(-outcome["std"].mean(1), score_images(outcome))
             right.plot(100 * curve.coverage, curve.risk, color=color, label=label)
         top = 1 if summary["task"] == "classification" else 100
@@ -288,7 +301,10 @@ def _draw_uncertainty(summary: Mapping[str, Any], outcomes: Outcomes, stem: Path
         if summary["task"] == "classification":
             left.set(xlabel="confidence (bins of 5 and more)", ylabel="accuracy", title="reliability")
         else:
-            left.set(xlabel="nominal coverage, %", ylabel="targets inside, %", title="intervals: mean ± z·std")
+            asked, held = read_levels(record.get("calibration"))
+            if asked:
+                left.plot(asked, held, marker="D", color=CALIBRATED_COLOR, label="calibrated, clean")
+            left.set(xlabel="asked for, %", ylabel="targets inside, %", title="what intervals hold")
         right.set(xlabel="coverage, %", ylabel="error, %" if top == 1 else "MAE", title="risk–coverage")
         left.legend(fontsize=7)
         figure.suptitle(title, fontsize=9)
@@ -303,7 +319,9 @@ def print_uncertainty(tables: Sequence[Sequence[Mapping[str, Any]]], names: Sequ
     title = "uncertainty, clean and under noise\n" + "\n".join(
         f"{letter} = {escape(name)}" for letter, name in zip(letters, names, strict=True)
     )
-    table = Table("noise", "level", "", metric, *keys, title=title)
+    heads = [_name_key(key, tables[0][0]) for key in keys]
+    title += SPREAD * (heads != keys)
+    table = Table("noise", "level", "", metric, *heads, title=title)
     for rows in zip(*tables, strict=True):
         for letter, row in zip(letters, rows, strict=True):
             for name, own in _by_target(row):
