@@ -156,8 +156,21 @@ def recording(network: nn.Module) -> Iterator[list[Event]]:
             hook.remove()
 
 
-def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str) -> str:
-    """The last map of stride 16, else of the largest stride below it but 1, else of the smallest above it, else of 1.
+@torch.no_grad()
+def pick_layer(network: nn.Module, x: Tensor, stride: int, where: str) -> str:
+    """The layer with the last map of a stride, found with one forward pass; see :func:`pick`.
+
+    Args:
+        network: in ``eval`` mode.
+        x: inputs; see :func:`fixed_input`.
+        stride: a power of two.
+        where: the caller's name, for messages.
+    """
+    return pick(_run(network, x, [], where), x.shape, Wish(), where, stride)
+
+
+def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str, stride: int = STRIDE) -> str:
+    """The last map of a stride, else of the largest stride below it but 1, else of the smallest above it, else of 1.
 
     Inside a block that takes a map of that stride and gives a coarser one nothing counts: it is on the way down. The
     network itself is picked only if no layer in it is as good.
@@ -171,8 +184,8 @@ def pick(events: list[Event], input_shape: Sequence[int], wish: Wish, where: str
             candidates[event.name] = strides
     chosen, best = None, (-1, 0)
     for name, strides in candidates.items():
-        stride = max(strides)
-        rank = (0, 0) if stride == 1 else (1, -prod(strides)) if stride > STRIDE else (2, prod(strides))
+        here = max(strides)
+        rank = (0, 0) if here == 1 else (1, -prod(strides)) if here > stride else (2, prod(strides))
         if rank > best or (rank == best and name):
             chosen, best = name, rank
     if chosen is None:

@@ -16,6 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,8 +27,10 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 
 if TYPE_CHECKING:
+    from tensor_dropout.sklearn import FeatureMaps
     from tensor_dropout_lab.labelling.learner import Round
 
+FINE_STRIDE = 4
 CHUNK = 32
 """How many pictures go through the network before the pipe is looked at."""
 
@@ -235,12 +238,34 @@ class Computer:
         self.task = task
         self.backbone = open_network(options, ImageFiles(task.folder, list(task.names)))
         self.maps = make_feature_maps(options, self.backbone).set_params(verbose=False)
+        self.fine: FeatureMaps | None = self._make_fine()
         self.learner = Learner(task.sizes, task.groups, seed=task.seed)
         self.waiting = deque(int(number) for number in np.flatnonzero(task.sizes.min(axis=1) > 0))
         self.round: Round | None = None
         self._handled, self._seq = 0, 0
 
     # Features.
+
+    def _make_fine(self) -> FeatureMaps | None:
+        """Maps of an early layer, where points can be seen sharply; None if there is no earlier one."""
+        from sklearn.base import clone
+
+        from tensor_dropout.features.probe import fixed_input, pick_layer
+
+        height, width = (self.maps.size, self.maps.size) if isinstance(self.maps.size, int) else self.maps.size
+        x = fixed_input(self.backbone.network, (3, height, width))
+        layer = pick_layer(self.backbone.network, x, FINE_STRIDE, "label")
+        fine: FeatureMaps = clone(self.maps).set_params(layer=layer, dtype="float16")
+        shapes = [self._fit_quietly(maps).map_shape_[1:] for maps in (self.maps, fine)]
+        return fine if prod(shapes[1]) > prod(shapes[0]) else None
+
+    def _fit_quietly(self, maps: FeatureMaps) -> FeatureMaps:
+        """Find the layer; which one was picked is no news."""
+        size = (maps.size, maps.size) if isinstance(maps.size, int) else maps.size
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fitted: FeatureMaps = maps.fit(np.zeros((1, 3, *size), np.float32))
+        return fitted
 
     def take_chunk(self) -> list[int]:
         """The next pictures."""
@@ -250,14 +275,9 @@ class Computer:
         """Give pictures their features; says which cannot be read."""
         problems: dict[int, str] = {}
         paths = {number: path for number in numbers if (path := self._find(number, problems)) is not None}
-        maps = self._transform(list(paths.values()))
-        if maps is not None:
-            self.learner.set_maps(list(paths), maps)
-        else:
-            for number, path in paths.items():  # one of them is damaged: find out which
-                alone = self._transform([path], problems, number)
-                if alone is not None:
-                    self.learner.set_maps([number], alone)
+        if paths and not self._add_maps(paths, {}):  # one of them is damaged: find out which
+            for number, path in paths.items():
+                self._add_maps({number: path}, problems)
         self._handled += len(numbers)
         bad = [BadPicture(number, problem) for number, problem in problems.items()]
         return [*bad, FeaturesDone(self._handled)]
@@ -271,20 +291,19 @@ class Computer:
             problems[number] = str(error)
             return None
 
-    def _transform(
-        self, paths: list[Path], problems: dict[int, str] | None = None, number: int = -1
-    ) -> np.ndarray | None:
-        """The maps of files; None if one cannot be read."""
-        if not paths:
-            return None
+    def _add_maps(self, paths: dict[int, Path], problems: dict[int, str]) -> bool:
+        """Give pictures their maps; if one cannot be read, none gets any, and the first is given the problem."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # which layer was picked; the page shows it
-                return self.maps.transform(paths)
+                warnings.simplefilter("ignore")  # another process may use the cache: it is waited for
+                maps = self.maps.transform(list(paths.values()))
+                fine = None if self.fine is None else self.fine.transform(list(paths.values()))
         except TensorDropoutError as error:
-            if problems is not None:
-                problems[number] = _shorten(str(error), paths[0])
-            return None
+            number, path = next(iter(paths.items()))
+            problems[number] = _shorten(str(error), path)
+            return False
+        self.learner.set_maps(list(paths), maps, fine)
+        return True
 
     # Fits.
 
@@ -327,9 +346,10 @@ class Computer:
         from tensor_dropout_lab.labelling.points_file import name_columns
         from tensor_dropout_lab.run_records import describe_environment
 
-        columns = name_columns(request.names[: fitted.points.shape[1]])
+        columns = name_columns([name for name, known in zip(request.names, fitted.fitted, strict=False) if known])
         points = [[column, column + 1] for column in range(0, len(columns), 2)]
-        head = describe_head("regression", columns, points, units="fractions", backbone=self.backbone, maps=self.maps)
+        maps = self._maps_of(fitted)
+        head = describe_head("regression", columns, points, units="fractions", backbone=self.backbone, maps=maps)
         record = {
             **head,
             "images": int(np.isneginf(fitted.gain).sum()),
@@ -342,6 +362,15 @@ class Computer:
         }
         with new_results(request.folder, RECORD) as staging:
             write_head(staging, fitted.estimator, record)
+
+    def _maps_of(self, fitted: Round) -> FeatureMaps:
+        """What gives the maps that the head takes: the learner may have averaged ours to a smaller grid."""
+        from sklearn.base import clone
+
+        grid = tuple(fitted.estimator.input_shape_[1:])
+        if grid == tuple(self.maps.map_shape_[1:]):
+            return self.maps
+        return self._fit_quietly(clone(self.maps).set_params(pool=grid, layer=self.maps.layer_))
 
 
 def _arrays(fitted: Round) -> dict[str, np.ndarray]:
