@@ -199,13 +199,15 @@ def test_a_network_that_cannot_be_used_is_said_and_labels_go_on(tmp_path):
     news = []
     session = open_session(tmp_path, news.append)
     fits = FitLoop(session, tmp_path / "cache", say=news.append)
-    ours, theirs = Pipe()
-    theirs.send(Failed(describe(failed.value), for_good=True))
-    assert fits._listen(ours)  # it is not started again
-    assert session.fit == {"state": "failed", "message": str(failed.value)}
-    assert news[-1] == f"There will be no suggestions: {failed.value}"
     session.rename(CLIENT, ["spot"])
     session.act(CLIENT, [place(image, (0, 0.5, 0.5)) for image in range(5)])
-    with pytest.raises(NotReadyError, match="does not run on an input"):
-        fits.save_head()
+    fits._connection, theirs = Pipe()
+    theirs.send(Failed(describe(failed.value), for_good=True))
+    assert fits._listen(fits._connection)  # it is not started again
+    fits.note_labels()
+    assert session.fit == {"state": "failed", "message": str(failed.value)}
+    assert f"There will be no suggestions: {failed.value}" in news
+    for ask in (fits.fit_now, fits.save_head):
+        with pytest.raises(NotReadyError, match="does not run on an input"):
+            ask()
     assert not fits.has_news

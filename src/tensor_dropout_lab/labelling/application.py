@@ -90,8 +90,12 @@ def _label(options: LabelOptions, say: Say) -> None:
     folder = group_pictures(list_pictures(options.folder, options.place), settings)
     _tell_unreadable(folder, say)
     events = Events()
+    lone = read_lone_table(options.place, folder)
     session = Session(folder, options.place, settings, events.publish)
     with closing(session):
+        if lone is not None:
+            for line in add_labels(session, lone):
+                say(line)
         _tell_journal(session, say)
         _name_points(session, options.points)
         if options.read is not None:

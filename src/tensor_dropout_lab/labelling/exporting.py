@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,12 @@ from tensor_dropout_lab.labelling.exchange import (
     write_labels,
 )
 from tensor_dropout_lab.labelling.folder import PictureFolder
-from tensor_dropout_lab.labelling.session import COMMAND, Session
+from tensor_dropout_lab.labelling.session import COMMAND, JOURNAL, MOST_POINTS, POINTS, Session
 
 PIXELS = Convention("pixels")
+SAME_PIXELS = 1e-3
+"""Up to here a point of a file is the one that is known: formats round."""
+COPY = "points.before.csv"
 
 
 def collect_labels(session: Session) -> ExternalLabels:
@@ -56,6 +61,8 @@ def write_out(session: Session, path: Path, format: str | None) -> str:
 def take_over(session: Session, path: Path, format: str | None, units: str) -> list[str]:
     """Make the labels of a file actions of the session; returns sentences about it.
 
+    What is known already is not written again. A point that the file lacks is absent, unless it is known here.
+
     Args:
         session: whose labels are changed.
         path: the file.
@@ -69,24 +76,30 @@ def take_over(session: Session, path: Path, format: str | None, units: str) -> l
     labels = read_labels(path, format)
     if units == "pixels" and labels.convention == FRACTIONS:
         labels = replace(labels, convention=PIXELS)
-    labels = match_labels(labels, folder.names, measure(folder))
+    return add_labels(session, match_labels(labels, folder.names, measure(folder)))
+
+
+def add_labels(session: Session, labels: ExternalLabels) -> list[str]:
+    """Make labels of pictures of the folder actions of the session; returns sentences about it.
+
+    Raises:
+        TensorDropoutError: if they do not belong to its points. Nothing is changed.
+    """
     names = list(labels.names)
     known = session.labels.names
     if known and not labels.named and len(names) == len(known):
         names = known
     if names[: len(known)] != known:
         raise TensorDropoutError(
-            f"{path} names the points {', '.join(names[:5])}, and the project {', '.join(known[:5])}; rename them in "
+            f"{labels.source} names the points {', '.join(names[:5])}, and the project {', '.join(known[:5])}; rename them in "
             "one of the two, or choose another --out"
         )
     session.rename(COMMAND, names)
-    numbers = {name: number for number, name in enumerate(folder.names)}
-    actions = []
-    for row, file in enumerate(labels.files):
-        actions += _as_actions(numbers[file], labels.points[row], labels.absent[row])
-    for start in range(0, len(actions), 1000):
-        session.act(COMMAND, actions[start : start + 1000])
-    return [*labels.notes, f"Took over the labels of {len(labels.files)} images from {path}"]
+    actions = list(_list_actions(session, labels))
+    for start in range(0, len(actions), MOST_POINTS):
+        session.act(COMMAND, actions[start : start + MOST_POINTS])
+    count = len({action["image"] for action in actions})
+    return [*labels.notes, f"Took over the labels of {count} images from {labels.source}"]
 
 
 def measure(folder: PictureFolder) -> np.ndarray:
@@ -94,12 +107,47 @@ def measure(folder: PictureFolder) -> np.ndarray:
     return np.array([(picture.width, picture.height) for picture in folder.pictures], dtype=np.float64)
 
 
-def _as_actions(number: int, points: np.ndarray, absent: np.ndarray) -> list[dict[str, Any]]:
-    placed = [
-        {"point": point, "x": float(x), "y": float(y), "by": "hand"}
-        for point, (x, y) in enumerate(points)
-        if not np.isnan((x, y)).any()
-    ]
-    hidden = [int(point) for point in np.flatnonzero(absent)]
-    actions = [{"image": number, "kind": "place", "points": placed}] if placed else []
-    return actions + ([{"image": number, "kind": "absent", "points": hidden}] if hidden else [])
+def _list_actions(session: Session, labels: ExternalLabels) -> Iterator[dict[str, Any]]:
+    """What is to be done so that the session has these labels."""
+    numbers = {name: number for number, name in enumerate(session.folder.names)}
+    places = session.labels.positions(labels.files)  # (n, P, 2)
+    absent = session.labels.absent(labels.files)  # (n, P)
+    count = len(labels.names)
+    missing = np.isnan(places[:, :count, 0])
+    apart = np.abs(places[:, :count] - labels.points) * measure(session.folder)[[numbers[file] for file in labels.files], None]
+    new = labels.there & (missing | (apart > SAME_PIXELS).any(axis=2))
+    hidden = labels.absent & missing & ~absent[:, :count]
+    for row, file in enumerate(labels.files):
+        if new[row].any():
+            points = [
+                {"point": int(point), "x": float(x), "y": float(y), "by": "hand"}
+                for point, (x, y) in zip(np.flatnonzero(new[row]), labels.points[row, new[row]], strict=True)
+            ]
+            yield {"image": numbers[file], "kind": "place", "points": points}
+        if hidden[row].any():
+            yield {"image": numbers[file], "kind": "absent", "points": np.flatnonzero(hidden[row]).tolist()}
+
+
+def read_lone_table(out: Path, folder: PictureFolder) -> ExternalLabels | None:
+    """The labels of a table without a journal, as in a clone of a repository that keeps the table alone; None without.
+
+    A copy is kept: the table is written anew from the journal.
+
+    Raises:
+        TensorDropoutError: if it is not understood. Nothing is changed.
+    """
+    path = out / POINTS
+    if (out / JOURNAL).exists() or not path.exists() or _is_empty(path):
+        return None
+    try:
+        labels = match_labels(read_labels(path, "csv"), folder.names, measure(folder))
+    except TensorDropoutError as error:
+        raise TensorDropoutError(f"{error} (there is no {JOURNAL} beside it; move {POINTS} away to start anew)") from error
+    shutil.copy2(path, out / COPY)
+    return replace(labels, notes=(*labels.notes, f"{path} had no {JOURNAL} beside it; a copy is {out / COPY}"))
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether a table has a header, and nothing below."""
+    lines = path.read_bytes().split()
+    return not lines or (len(lines) == 1 and lines[0].split(b",")[0] == b"file")

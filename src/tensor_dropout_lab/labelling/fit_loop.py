@@ -141,10 +141,16 @@ class FitLoop:
                 message = connection.recv()
             except (EOFError, OSError):
                 return False
-            self._take(message)
             if isinstance(message, Failed) and message.for_good:
-                self.say(f"There will be no suggestions: {message.message}")
+                self._give_up(message.message)
                 return True
+            self._take(message)
+
+    def _give_up(self, why: str) -> None:
+        with self._lock:
+            self._connection = self._asked = None
+        self.say(f"There will be no suggestions: {why}")
+        self.session.take_fit_state("failed", why)
 
     def _take(self, message: Any) -> None:
         if isinstance(message, FeaturesDone):

@@ -116,6 +116,9 @@ def _natural(name: str) -> tuple[list[tuple[int, int, str]], str]:
 
 def _inspect(root: Path, name: str) -> Picture:
     """Its size, from the header alone."""
+    spelled = os.fsencode(name).decode(errors="backslashreplace")
+    if spelled != name:  # bytes that are no text can be in no table and on no page
+        return Picture(spelled, problem="its name is no text in UTF-8; rename it")
     try:
         width, height = measure_picture(find_inside(root, name))
     except TensorDropoutError as error:

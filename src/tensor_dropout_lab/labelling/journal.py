@@ -43,6 +43,7 @@ class Journal:
         self.path = path
         self._actions, length, size = _read(path)
         self.torn = length < size
+        self._broken = False
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - closed in close
         if self.torn:
             self._file.truncate(length)
@@ -65,14 +66,19 @@ class Journal:
 
     def _write(self, entries: Sequence[Action]) -> None:
         data = b"".join(json.dumps(entry, allow_nan=False).encode() + b"\n" for entry in entries)
-        before = os.fstat(self._file.fileno()).st_size
+        status = os.fstat(self._file.fileno())
+        if status.st_nlink == 0 or self._broken:
+            why = "ends in half a line" if self._broken else "was deleted"
+            raise JournalWriteError(f"the journal {self.path} {why}, so nothing was changed; end the program and start it again")
         try:
             written = self._file.write(data)
             if written != len(data):
                 raise OSError(f"only {written} of {len(data)} bytes were written")
             os.fsync(self._file.fileno())
         except OSError as error:
-            os.ftruncate(self._file.fileno(), before)
+            self._broken = True  # unless half a line can be taken back
+            os.ftruncate(self._file.fileno(), status.st_size)
+            self._broken = False
             raise JournalWriteError(
                 f"the journal {self.path} could not be written ({error.strerror or error}); nothing was changed"
             ) from error

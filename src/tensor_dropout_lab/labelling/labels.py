@@ -143,7 +143,7 @@ class Labels:
         """Take over an action that was checked, and has a seq."""
         kind, seq = action["kind"], action["seq"]
         if kind == "names":
-            self.names = list(action["names"])
+            self._rename(action["names"])
         elif kind == "undo":
             self._undo(action["of"])
         else:
@@ -155,6 +155,13 @@ class Labels:
         self.seq = seq
         if "key" in action:
             self.keys[action["key"]] = action
+
+    def _rename(self, names: Sequence[str]) -> None:
+        """Take over the names; what is known of points that are gone is not for others that come later."""
+        self.names = list(names)
+        for values in self._values.values():
+            for point in [point for point in values if point >= len(names)]:
+                del values[point]
 
     def _undo(self, seq: int) -> None:
         change = self._changes[seq]
@@ -171,7 +178,8 @@ class Labels:
         """The points that still have the value which an action gave them."""
         change = self._changes[seq]
         values = self._values[change.action["image"]]
-        return [point for point in change.before if point in values and values[point].seq == seq]
+        points = [point for point in change.before if point in values and values[point].seq == seq]
+        return points if points != [KEPT] or change.action["kind"] == "keep" else []  # its points are gone
 
     def _note_time(self, action: Action) -> None:
         if action["kind"] == "place" and action.get("seconds") is not None:
