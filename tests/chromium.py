@@ -140,6 +140,12 @@ class Chromium:
         phone = width < 500
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
+    def download_to(self, folder: Path) -> None:
+        """Where files go that pages hand out."""
+        tab, self.tab = self.tab, None
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.tab = tab
+
     def reload(self) -> None:
         """Load the page again."""
         self._events.clear()
@@ -165,9 +171,10 @@ class Chromium:
     def drag(self, path: Sequence[tuple[float, float]], button: str = "left", number: int = 1) -> None:
         """Press at the first place, move over the others, release at the last."""
         self.move_mouse(*path[0])
-        self._mouse("mousePressed", *path[0], button=button, buttons=1, clickCount=number)
+        held = {"left": 1, "right": 2, "middle": 4}[button]
+        self._mouse("mousePressed", *path[0], button=button, buttons=held, clickCount=number)
         for x, y in path[1:]:
-            self._mouse("mouseMoved", x, y, button=button, buttons=1)
+            self._mouse("mouseMoved", x, y, button=button, buttons=held)
         self._mouse("mouseReleased", *path[-1], button=button, clickCount=number)
 
     def move_mouse(self, x: float, y: float) -> None:
@@ -211,17 +218,16 @@ class Chromium:
             time.sleep(0 if index else rest)
         self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
 
-    def wait_for(self, expression: str, timeout: float = 10) -> Any:
-        """The value of an expression once it is true.
+    def wait_for(self, expression: str, timeout: float = 10) -> None:
+        """Wait until an expression of JavaScript is true.
 
         Raises:
             AssertionError: if it does not become so.
         """
         deadline = time.monotonic() + timeout
-        while not (value := self.evaluate(expression)):
+        while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"not in {timeout} s: {expression}"
             time.sleep(0.03)
-        return value
 
     def photograph(self, path: Path, whole: bool = True) -> None:
         """Save a PNG of the whole page, or of the window."""

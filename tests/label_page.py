@@ -23,22 +23,21 @@ NAMES = ["tip", "fork", "base"]
 MARGIN = 24
 """Pixels that the page leaves free around a picture that is fitted into its stage (canvas/view.js)."""
 
-#: A server that begins within a tenth of a second: the parent has imported everything, a child is the server. It has no
-#: learner, whose process would take longer to begin than the server lives.
+#: Servers that begin within a tenth of a second: the parent has imported everything, each child is a server. They have
+#: no learner, whose process would take longer to begin than such a server lives.
 FORK = """
-import contextlib, os, sys
+import contextlib, json, os, sys
+from pathlib import Path
 from tensor_dropout_lab.labelling.application import LabelOptions, label_pictures
 import tensor_dropout_lab.labelling.exporting, tensor_dropout_lab.labelling.fit_loop as fit_loop, uvicorn
-from pathlib import Path
 import uvicorn.protocols.http.auto, uvicorn.lifespan.on, uvicorn.loops.auto
 fit_loop.FitLoop.running = contextlib.nullcontext
-folder, port = Path(sys.argv[1]), int(sys.argv[2])
 print("ready", flush=True)
 for line in sys.stdin:
+    folder, port = json.loads(line)
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)
-        label_pictures(LabelOptions(folder, browser=False, port=port), lambda text: print(text, flush=True))
+        label_pictures(LabelOptions(Path(folder), browser=False, port=port), lambda text: print(text, flush=True))
         os._exit(0)
     print(f"child {child}", flush=True)
     os.waitpid(child, 0)
@@ -52,7 +51,7 @@ def draw_pictures(folder: Path, count: int, size: tuple[int, int] = (120, 90)) -
     width, height = size
     places = []
     for number in range(count):
-        shift = rng.uniform(-0.1, 0.1, 2)
+        shift = rng.uniform(-0.1, 0.1, 2).tolist()
         points = [(0.3 + shift[0], 0.3 + shift[1]), (0.6 + shift[0], 0.4 + shift[1]), (0.45 + shift[0], 0.7 + shift[1])]
         picture = Image.new("RGB", size, (118, 124, 130))
         draw = ImageDraw.Draw(picture)
@@ -61,6 +60,12 @@ def draw_pictures(folder: Path, count: int, size: tuple[int, int] = (120, 90)) -
         picture.save(folder / f"{number:04d}.png")
         places.append(points)
     return places
+
+
+def make_environment() -> dict[str, str]:
+    """Variables of a server's process: a known token, the modules of the tests, one thread."""
+    tests = str(Path(__file__).parent)
+    return {**os.environ, "TENSOR_DROPOUT_LABEL_TOKEN": TOKEN, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
 
 
 class LabelServer:
@@ -99,13 +104,8 @@ class LabelServer:
         command = [sys.executable, "-m", "tensor_dropout_lab", *self._imports(), "label", str(self.folder)]
         command += ["--no-browser", "--port", str(self.port), *self.options]
         with self.log.open("w", encoding="utf-8") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=self.environment())
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, text=True, env=make_environment())
         self.port = int(self._wait_for(r"http://127\.0\.0\.1:(\d+)/"))
-
-    def environment(self) -> dict[str, str]:
-        """Variables of the process."""
-        tests = str(Path(__file__).parent)
-        return {**os.environ, "TENSOR_DROPOUT_LABEL_TOKEN": TOKEN, "PYTHONPATH": tests, "OMP_NUM_THREADS": "1"}
 
     def _imports(self) -> list[str]:
         return ["--import", "small_backbone"] if any("small_backbone" in option for option in self.options) else []
@@ -135,51 +135,66 @@ class LabelServer:
                 self.kill()
 
 
-class ForkedServer(LabelServer):
-    """A server that starts again within a fraction of a second; without a learner."""
+class Forks:
+    """A process that has imported everything, whose children are servers; use it as a context manager."""
 
-    def start(self) -> None:
-        """Start, the first time with all imports."""
-        if self.process is None:
-            self.port = self.port or find_port()
-            command = [sys.executable, "-c", FORK, str(self.folder), str(self.port)]
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self.log.open("w", encoding="utf-8"),
-                text=True,
-                env=self.environment(),
-            )
-            self._read_until("ready")
+    def __init__(self, log: Path) -> None:
+        self._log = log.open("w", encoding="utf-8")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", FORK],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=make_environment(),
+        )
+        self.read_until("ready")
+
+    def __enter__(self) -> Forks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write("start\n")
+        self.process.stdin.close()
+        self.process.wait(20)
+        self._log.close()
+
+    def begin(self, folder: Path, port: int) -> int:
+        """Start a server and wait until it listens; returns its number."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([str(folder), port]) + "\n")
         self.process.stdin.flush()
-        self.child = int(self._read_until("child ").split()[1])
+        child = int(self.read_until("child ").split()[1])
+        self.read_until(f"127.0.0.1:{port}")
+        return child
 
-    def wait_until_up(self) -> None:
-        """Wait for the line that tells the address."""
-        self._read_until(f"127.0.0.1:{self.port}")
-
-    def _read_until(self, part: str) -> str:
-        assert self.process is not None
+    def read_until(self, part: str) -> str:
+        """The next line with this in it."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if part in line:
                 return line
-        raise AssertionError(self.log.read_text(encoding="utf-8"))
+        raise AssertionError(f"it ended; its output is in {self._log.name}")
+
+
+class ForkedServer(LabelServer):
+    """A server that starts again within a fraction of a second; without a learner."""
+
+    def __init__(self, folder: Path, forks: Forks) -> None:
+        self.forks = forks
+        super().__init__(folder, port=find_port())
+
+    def start(self) -> None:
+        """Start it and wait until it listens."""
+        self.child = self.forks.begin(self.folder, self.port)
 
     def kill(self) -> None:
-        """End the server, not what starts it."""
+        """End it as a power cut would."""
         os.kill(self.child, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End both."""
-        assert self.process is not None
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        """End it for good."""
         self.kill()
-        self.process.wait(10)
 
 
 def find_port() -> int:
@@ -267,7 +282,7 @@ class LabelPage:
         """The marks on the picture: number -> kind, and where it is in the window."""
         found = self.browser.evaluate(
             "[...document.querySelectorAll('.mark')].map(m => [+m.dataset.point, m.classList[1], "
-            "...m.getAttribute('transform').match(/-?[\\d.e+-]+/g).map(Number)])"
+            "...m.getAttribute('transform').match(/-?[\\d.]+/g).map(Number)])"
         )
         box = self.stage()
         return {index: (kind, x + box["x"], y + box["y"]) for index, kind, x, y in found}
@@ -313,4 +328,4 @@ class LabelPage:
     def journal(self) -> list[dict[str, Any]]:
         """The journal's actions."""
         text = (self.server.folder / "labels" / "journal.jsonl").read_text(encoding="utf-8")
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in text.splitlines()[1:]]  # after its header

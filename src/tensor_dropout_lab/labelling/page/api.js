@@ -21,8 +21,13 @@ export class Refused extends Error {
   }
 }
 
-/** The server does not answer, or answers that it is in trouble. */
-export class Unreachable extends Error {}
+/** The server does not answer, or answers that it is in trouble (then with its sentence): what was asked is asked again. */
+export class Unreachable extends Error {
+  /** @param {string} [message] the server's own */
+  constructor(message = "") {
+    super(message);
+  }
+}
 
 export class Api {
   #token;
@@ -110,7 +115,7 @@ export class Api {
       answer = await fetch(path, request);
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new Unreachable("the server does not answer");
+      throw new Unreachable();
     }
     if (answer.ok) return answer;
     const message = await readError(answer);

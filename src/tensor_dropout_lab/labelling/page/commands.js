@@ -23,6 +23,11 @@ export class Commands {
     state.addEventListener("undone", ({ detail }) => announce(detail.action ? `Undone: ${this.#tellAction(detail.action)}.` : "Nothing to undo."));
   }
 
+  /** How many points there are. */
+  get size() {
+    return this.#state.names.length;
+  }
+
   /** "Point 3, tip". @param {number} index */
   title(index) {
     const name = this.#state.names[index];

@@ -2,7 +2,7 @@
 
 import { byId, count, make, setText } from "./dom.js";
 
-const WAITS = [500, 1000, 2000, 3000];
+const WAITS = [300, 600, 1200, 2500];
 const SHORT = 8000;
 
 export class Connection {
@@ -79,6 +79,7 @@ export class Connection {
     const waiting = this.#outbox.items.length;
     const kept = waiting ? ` ${count(waiting, "action")} ${waiting === 1 ? "is" : "are"} kept here and sent when it is back.` : " You can go on; what you do is kept here and sent when it is back.";
     if (this.#outbox.state === "locked") this.#put("bad", `This page belongs to an earlier start of the server. Open the address that the terminal shows now.${waiting ? ` ${count(waiting, "action")} will be taken along.` : ""}`);
+    else if (waiting && this.#outbox.problem) this.#put("bad", `Not stored yet: ${this.#outbox.problem}.${kept}`);
     else if (this.#gone || this.#outbox.state === "gone") this.#put("bad", `The server does not answer.${kept} Is “tensor-dropout label” still running in the terminal?`);
     else byId("banner").hidden = true;
     this.#showSaved(waiting);

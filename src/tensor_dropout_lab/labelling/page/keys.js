@@ -33,7 +33,7 @@ const DIGITS = 800; // ms for the second digit of a number
  * @param {Record<string, () => void>} controls what only buttons do: help, hideMarks, useLoupe
  */
 export function listen(commands, viewer, gestures, controls) {
-  const digits = new Digits((number) => commands.choose(number - 1));
+  const digits = new Digits(commands);
   const plain = {
     Enter: () => commands.enter(),
     a: () => commands.acceptAll(),
@@ -73,26 +73,27 @@ export function listen(commands, viewer, gestures, controls) {
   });
 }
 
-/** Numbers of two digits: the second counts when it comes at once. */
+/** Numbers of two digits: the second counts when it comes at once and there is such a point. */
 class Digits {
-  #so_far = "";
+  #before = "";
   #timer = 0;
-  #choose;
+  #commands;
 
-  constructor(choose) {
-    this.#choose = choose;
+  constructor(commands) {
+    this.#commands = commands;
   }
 
   get waiting() {
-    return this.#so_far !== "";
+    return this.#before !== "";
   }
 
   add(digit) {
-    this.#so_far = (this.#so_far + digit).slice(-2);
-    this.#choose(Number(this.#so_far));
+    const both = this.#before + digit;
+    const number = Number(both) <= this.#commands.size ? both : digit;
+    this.#before = number.length === 1 ? number : "";
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => (this.#so_far = ""), DIGITS);
-    if (this.#so_far.length === 2) this.#so_far = "";
+    this.#timer = setTimeout(() => (this.#before = ""), DIGITS);
+    this.#commands.choose(Number(number) - 1);
   }
 }
 

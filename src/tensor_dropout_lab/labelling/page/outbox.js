@@ -7,7 +7,7 @@ import { hold, randomHex } from "./session.js";
  *   {type: "names", key: string, names: string[]}} Item */
 
 const AT_ONCE = 100;
-const WAITS = [300, 600, 1200, 2500];
+const WAITS = [150, 300, 600, 1200, 2500];
 
 /**
  * Events: "sent" {items, answer}, "refused" {items, message}, "change" (how many wait, and how it goes: see `state`).
@@ -19,6 +19,8 @@ export class Outbox extends EventTarget {
   state = "stored";
   /** Is everything also in the browser's storage, so that a reload loses nothing? */
   isKept = true;
+  /** What the server said when it could not store; empty when it did not answer. */
+  problem = "";
   #api;
   #client;
   #storage;
@@ -126,6 +128,8 @@ export class Outbox extends EventTarget {
   #sent(items, answer) {
     this.#shift(items);
     this.#tries = 0;
+    this.state = "sending";
+    this.problem = "";
     this.dispatchEvent(new CustomEvent("sent", { detail: { items, answer } }));
     this.#change();
     this.#drain();
@@ -143,6 +147,7 @@ export class Outbox extends EventTarget {
     const wrong = error instanceof Refused && error.status !== 403;
     if (!wrong) {
       if (!(error instanceof Refused || error instanceof Unreachable)) throw error;
+      this.problem = error.message;
       this.#change(error instanceof Refused ? "locked" : "gone");
       const wait = WAITS[Math.min(this.#tries++, WAITS.length - 1)];
       this.#timer = setTimeout(() => this.#drain(), wait);

@@ -3,7 +3,7 @@
 import { announce } from "./announce.js";
 import { byId, make } from "./dom.js";
 
-const FORMATS = { csv: "CSV table", tps: "TPS", coco: "COCO keypoints", deeplabcut: "DeepLabCut" };
+const FORMATS = { csv: "CSV table", tps: "TPS", coco: "COCO", deeplabcut: "DeepLabCut" };
 const ORDERS = { gain: ["Where it learns most", "unsure images first"], folder: ["As in the folder", "one after the other"] };
 
 /**

@@ -71,7 +71,7 @@ export class Progress {
     const kinds = [["accepted", "accepted without a move", said.accepted], ["moved", "moved", said.moved], ["hand", "placed by hand", said.hand], ["absent", "cannot be seen", said.absent]];
     const total = kinds.reduce((sum, [, , number]) => sum + (number ?? 0), 0);
     const lines = kinds.map(([kind, word, number]) => tellKind(kind, word, number ?? 0, total));
-    return [make("dl", { class: "kinds" }, ...lines), tellTime(said.seconds_saved)];
+    return [make("dl", { class: "kinds" }, ...lines), tellTime(said.accepted + said.moved > 0 ? said.seconds_saved : null)];
   }
 }
 

@@ -60,6 +60,7 @@ export class State extends EventTarget {
     this.progress = { ...this.progress, ...project.progress };
     this.#tell("project");
     this.#tell("progress");
+    if (project.progress?.problem) this.#trouble(project.progress.problem);
     this.refreshStatistics();
   }
 
@@ -231,6 +232,8 @@ export class State extends EventTarget {
     } else if (event.type === "fit") {
       this.progress = { ...this.progress, fit: { state: event.state, message: event.message ?? null } };
       this.#tell("progress");
+    } else if (event.type === "problem") {
+      this.#trouble(event.message);
     } else if (event.type === "names" && event.client !== client) {
       this.names = event.names ?? this.names;
       this.#tell("project");

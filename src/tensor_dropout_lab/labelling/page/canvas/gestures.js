@@ -1,6 +1,7 @@
 /** Mouse, pen and fingers on the stage. Only one gesture is under way at a time. */
 
 const REACH = { mouse: 14, pen: 16, touch: 26 };
+const EXACT = { mouse: 3, pen: 4, touch: 10 }; // closer than this, a click means the mark and not the place beside it
 const STILL = 5; // pixels of the screen: less is a click
 const LONG = 350; // ms that a finger rests before it aims
 const DOUBLE = 400;
@@ -89,7 +90,8 @@ export class Gestures {
     const touch = event.pointerType === "touch";
     const mark = this.#viewer.markAt(at.x, at.y, REACH[event.pointerType] ?? REACH.mouse);
     if (mark && !this.#isSecond(at)) {
-      this.#begin("mark", at, event, { index: mark.index, dx: mark.at.x - at.x, dy: mark.at.y - at.y });
+      const isExact = mark.distance <= (EXACT[event.pointerType] ?? EXACT.mouse);
+      this.#begin("mark", at, event, { index: mark.index, isExact, dx: mark.at.x - at.x, dy: mark.at.y - at.y });
     } else if (touch) {
       this.#begin("touch", at, event);
       this.#now.timer = setTimeout(() => this.#rest(), LONG);
@@ -175,12 +177,18 @@ export class Gestures {
   #finish(now, at, held) {
     const click = !now.moved && ["pan", "touch", "aim", "mark"].includes(now.kind);
     if (click && this.#isSecond(now.start)) return this.#doubleClick();
-    const index = now.kind === "touch" && this.#canAim(at) ? this.#hands.target() : now.index;
-    if (click) this.#lastClick = { time: performance.now(), ...now.start, placed: now.kind !== "mark" && index !== undefined };
-    if (held) this.#hands.put(held.index, { x: held.x, y: held.y });
-    else if (now.kind === "touch" && index !== undefined) this.#hands.put(index, this.#viewer.locate(at.x, at.y));
+    const index = this.#choosePoint(now, at, click);
+    if (click) this.#lastClick = { time: performance.now(), ...now.start, placed: index !== null };
+    if (index !== null) this.#hands.put(index, held ?? this.#viewer.locate(at.x, at.y));
     else if (now.kind === "mark") this.#hands.tap(now.index);
     else if (click && !this.#spaceDown && this.#viewer.isOn(at.x, at.y)) this.#hands.miss();
+  }
+
+  /** Which point this gesture puts somewhere, if any. */
+  #choosePoint(now, at, click) {
+    if (now.kind === "aim" || (now.kind === "mark" && now.moved)) return now.index;
+    const places = click && (now.kind === "touch" || (now.kind === "mark" && !now.isExact));
+    return places && this.#canAim(at) ? this.#hands.target() : null;
   }
 
   #doubleClick() {

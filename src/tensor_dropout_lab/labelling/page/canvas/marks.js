@@ -60,7 +60,7 @@ function drawMark(mark, { view, image, active, names }) {
   });
   if (isActive) group.append(draw("circle", { r: 15, class: "halo-under" }), draw("circle", { r: 15, class: "halo" }));
   group.append(...(mark.kind === "confirmed" ? drawDisc() : drawDiamond()));
-  group.append(draw("text", { x: 11, y: -9, text: isActive ? `${mark.index + 1} ${names[mark.index] ?? ""}` : mark.index + 1 }));
+  group.append(draw("text", { x: 12, y: -9, text: isActive ? `${mark.index + 1} ${names[mark.index] ?? ""}` : mark.index + 1 }));
   return group;
 }
 
@@ -69,7 +69,7 @@ function drawDisc() {
 }
 
 function drawDiamond() {
-  const d = "M0 -9 L9 0 L0 9 L-9 0 Z";
+  const d = "M0 -10L10 0 0 10 -10 0Z";
   return [draw("path", { d, class: "under" }), draw("path", { d, class: "over" }), draw("circle", { r: 1.2, class: "dot" })];
 }
 
