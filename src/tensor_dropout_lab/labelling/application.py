@@ -17,6 +17,7 @@ from typing import Any
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.backbones import EFFICIENTNET, EFFICIENTNET_PACKAGES, check_spec
 from tensor_dropout_lab.labelling.events import Events
+from tensor_dropout_lab.labelling.exporting import add_labels, read_lone_table, take_over, write_out
 from tensor_dropout_lab.labelling.folder import PictureFolder, list_pictures, match_groups, read_groups
 from tensor_dropout_lab.labelling.journal import find_fault_in_names
 from tensor_dropout_lab.labelling.session import COMMAND, POINTS, PROJECT, Session
@@ -99,13 +100,9 @@ def _label(options: LabelOptions, say: Say) -> None:
         _tell_journal(session, say)
         _name_points(session, options.points)
         if options.read is not None:
-            from tensor_dropout_lab.labelling.exporting import take_over
-
             for line in take_over(session, options.read, options.format, options.units):
                 say(line)
         if options.write is not None:
-            from tensor_dropout_lab.labelling.exporting import write_out
-
             say(write_out(session, options.write, options.format))
         else:
             serve(session, events, options, say)

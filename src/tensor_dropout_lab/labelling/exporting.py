@@ -61,6 +61,8 @@ def write_out(session: Session, path: Path, format: str | None) -> str:
 def take_over(session: Session, path: Path, format: str | None, units: str) -> list[str]:
     """Make the labels of a file actions of the session; returns sentences about it.
 
+    Images that have labels in the project keep them: the same command may be typed again after some were corrected.
+
     What is known already is not written again. A point that the file lacks is absent, unless it is known here.
 
     Args:
@@ -91,8 +93,8 @@ def add_labels(session: Session, labels: ExternalLabels) -> list[str]:
         names = known
     if names[: len(known)] != known:
         raise TensorDropoutError(
-            f"{labels.source} names the points {', '.join(names[:5])}, and the project {', '.join(known[:5])}; rename them in "
-            "one of the two, or choose another --out"
+            f"{labels.source} names the points {', '.join(names[:5])}, and the project {', '.join(known[:5])}; rename "
+            "them in one of the two, or choose another --out"
         )
     session.rename(COMMAND, names)
     actions = list(_list_actions(session, labels))
@@ -114,7 +116,8 @@ def _list_actions(session: Session, labels: ExternalLabels) -> Iterator[dict[str
     absent = session.labels.absent(labels.files)  # (n, P)
     count = len(labels.names)
     missing = np.isnan(places[:, :count, 0])
-    apart = np.abs(places[:, :count] - labels.points) * measure(session.folder)[[numbers[file] for file in labels.files], None]
+    sizes = measure(session.folder)[[numbers[file] for file in labels.files]]
+    apart = np.abs(places[:, :count] - labels.points) * sizes[:, None]  # in pixels
     new = labels.there & (missing | (apart > SAME_PIXELS).any(axis=2))
     hidden = labels.absent & missing & ~absent[:, :count]
     for row, file in enumerate(labels.files):
@@ -142,12 +145,14 @@ def read_lone_table(out: Path, folder: PictureFolder) -> ExternalLabels | None:
     try:
         labels = match_labels(read_labels(path, "csv"), folder.names, measure(folder))
     except TensorDropoutError as error:
-        raise TensorDropoutError(f"{error} (there is no {JOURNAL} beside it; move {POINTS} away to start anew)") from error
+        raise TensorDropoutError(
+            f"{error} (there is no {JOURNAL} beside it; move {POINTS} away to start anew)"
+        ) from error
     shutil.copy2(path, out / COPY)
     return replace(labels, notes=(*labels.notes, f"{path} had no {JOURNAL} beside it; a copy is {out / COPY}"))
 
 
 def _is_empty(path: Path) -> bool:
     """Whether a table has a header, and nothing below."""
-    lines = path.read_bytes().split()
+    lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     return not lines or (len(lines) == 1 and lines[0].split(b",")[0] == b"file")

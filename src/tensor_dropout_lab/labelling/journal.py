@@ -69,7 +69,9 @@ class Journal:
         status = os.fstat(self._file.fileno())
         if status.st_nlink == 0 or self._broken:
             why = "ends in half a line" if self._broken else "was deleted"
-            raise JournalWriteError(f"the journal {self.path} {why}, so nothing was changed; end the program and start it again")
+            raise JournalWriteError(
+                f"the journal {self.path} {why}, so nothing was changed; end the program and start it again"
+            )
         try:
             written = self._file.write(data)
             if written != len(data):
