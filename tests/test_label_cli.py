@@ -126,6 +126,11 @@ def test_labels_are_taken_over_and_written(folder, tmp_path):
     assert points == ["file,nose_x,nose_y,tail_x,tail_y", "1.png,0.25,0.5,0.75,1", "3.png,0.5,0.25,,"]
     kinds = [json.loads(line).get("kind") for line in (folder / "labels" / "journal.jsonl").read_text().splitlines()]
     assert kinds == [None, "names", "place", "place", "absent"]
+    table.write_text(table.read_text().replace("8,16,24,32", "0,0,0,0") + "4.png,16,16,16,16\n")
+    said = label(folder, *options)
+    assert "Took over the labels of 1 images" in said
+    assert "2 points were placed elsewhere in the project before, and stay there" in said
+    assert (folder / "labels" / "points.csv").read_text().splitlines() == [*points, "4.png,0.5,0.5,0.5,0.5"]
     other = tmp_path / "copy"
     said = label(folder, "--out", other, "--read", tmp_path / "new.tps", "--write", tmp_path / "again.csv")
     assert (tmp_path / "again.csv").read_text().startswith("file,1_x,1_y,2_x,2_y")

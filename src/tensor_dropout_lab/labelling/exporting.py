@@ -61,9 +61,8 @@ def write_out(session: Session, path: Path, format: str | None) -> str:
 def take_over(session: Session, path: Path, format: str | None, units: str) -> list[str]:
     """Make the labels of a file actions of the session; returns sentences about it.
 
-    Images that have labels in the project keep them: the same command may be typed again after some were corrected.
-
-    What is known already is not written again. A point that the file lacks is absent, unless it is known here.
+    Only points that are open are taken over: the same command may be typed again after some were corrected. A point
+    that the file lacks is absent, unless it is known here.
 
     Args:
         session: whose labels are changed.
@@ -97,11 +96,23 @@ def add_labels(session: Session, labels: ExternalLabels) -> list[str]:
             "them in one of the two, or choose another --out"
         )
     session.rename(COMMAND, names)
+    stay = count_other_places(session, labels)
     actions = list(_list_actions(session, labels))
     for start in range(0, len(actions), MOST_POINTS):
         session.act(COMMAND, actions[start : start + MOST_POINTS])
     count = len({action["image"] for action in actions})
-    return [*labels.notes, f"Took over the labels of {count} images from {labels.source}"]
+    notes = [f"{stay} points were placed elsewhere in the project before, and stay there"] if stay else []
+    return [*labels.notes, *notes, f"Took over the labels of {count} images from {labels.source}"]
+
+
+def count_other_places(session: Session, labels: ExternalLabels) -> int:
+    """How many points are elsewhere in the session, or are said not to be visible there."""
+    places = session.labels.positions(labels.files)[:, : len(labels.names)]  # (n, P, 2)
+    numbers = {name: number for number, name in enumerate(session.folder.names)}
+    sizes = measure(session.folder)[[numbers[file] for file in labels.files]]
+    apart = (np.abs(places - labels.points) * sizes[:, None] > SAME_PIXELS).any(axis=2)
+    hidden = session.labels.absent(labels.files)[:, : len(labels.names)]
+    return int((apart | (labels.there & hidden)).sum())
 
 
 def measure(folder: PictureFolder) -> np.ndarray:
@@ -112,14 +123,10 @@ def measure(folder: PictureFolder) -> np.ndarray:
 def _list_actions(session: Session, labels: ExternalLabels) -> Iterator[dict[str, Any]]:
     """What is to be done so that the session has these labels."""
     numbers = {name: number for number, name in enumerate(session.folder.names)}
-    places = session.labels.positions(labels.files)  # (n, P, 2)
-    absent = session.labels.absent(labels.files)  # (n, P)
     count = len(labels.names)
-    missing = np.isnan(places[:, :count, 0])
-    sizes = measure(session.folder)[[numbers[file] for file in labels.files]]
-    apart = np.abs(places[:, :count] - labels.points) * sizes[:, None]  # in pixels
-    new = labels.there & (missing | (apart > SAME_PIXELS).any(axis=2))
-    hidden = labels.absent & missing & ~absent[:, :count]
+    placed = ~np.isnan(session.labels.positions(labels.files)[:, :count, 0])  # (n, P)
+    is_open = ~placed & ~session.labels.absent(labels.files)[:, :count]
+    new, hidden = labels.there & is_open, labels.absent & is_open
     for row, file in enumerate(labels.files):
         if new[row].any():
             points = [
