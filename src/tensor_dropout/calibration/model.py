@@ -125,7 +125,7 @@ class ModelCalibration:
             return found._replace(sets=sets)
         if coverage is None:
             return found
-        quantile = self.errors.quantile(coverage)
+        quantile = _quantile(self.errors, coverage)
         self.check_reached(quantile, coverage, "predict")
         h = found.std.square() if self.uses_masks and found.std is not None else leverage
         half = (quantile.value * self.errors.std(h, len(found.mean))).to(found.mean)
@@ -142,6 +142,17 @@ class ModelCalibration:
                 f"{operation}: coverage={coverage:g} takes {groups_needed(coverage)} held-out groups, the calibration "
                 f"has {int(quantile.groups.min())}; lower coverage, or calibrate on more"
             )
+
+
+_QUANTILES: WeakKeyDictionary[Calibration, dict[float, Quantile]] = WeakKeyDictionary()
+
+
+def _quantile(errors: Calibration, coverage: float) -> Quantile:
+    """Found once for each coverage: it sorts the held-out scores of every output."""
+    known = _QUANTILES.setdefault(errors, {})
+    if coverage not in known:
+        known[coverage] = errors.quantile(coverage)
+    return known[coverage]
 
 
 def calibrate(

@@ -633,17 +633,20 @@ def is_doubled(rows: int, dims: tuple[int, ...], S: int) -> bool:
     return R * n * E * (rows * n * E + S * n * E + S * S * E) < by_rows
 
 
-def held_by_bonds(rows: int, dims: tuple[int, ...], cores: list[Tensor], doubled: bool = False) -> int:
-    """The most numbers that a sample holds while it absorbs these cores."""
+def held_by_bonds(
+    dims: tuple[int, ...], cores: list[Tensor], masks: list[MaskMoments], rows: int = 1, doubled: bool = False
+) -> int:
+    """The most numbers that a sample holds while it absorbs these cores: as :class:`Running` goes, without numbers."""
     D = prod(dims)
     if not cores:
         return max(rows * D, D * D)
-    (R, n, *_), E, S, later = dims, prod(dims[2:]), cores[0].shape[2], cores[1:]
-    behind = (S, *dims[2:])
-    if doubled or is_doubled(rows, dims, S):
-        own = max(D * D, D * S * E, R * S * E * n * E, rows * D)
-        return max(own, held_by_bonds(rows, behind, later, True), 0 if doubled else held_by_bonds(rows, behind, later))
-    return max(rows * D, held_by_bonds(rows, behind, later), held_by_bonds(rows * R, behind, later))
+    (R, n, *_), E, S = dims, prod(dims[2:]), cores[0].shape[2]
+    behind, later = (S, *dims[2:]), (cores[1:], masks[1:])
+    if not doubled and not is_doubled(rows, dims, S):
+        return max(rows * D, held_by_bonds(behind, *later, rows), held_by_bonds(behind, *later, rows * R))
+    whole = max(D * D, D * S * E) if doubled or masks[0].alike is None else rows * D
+    squared = max(D * D // R, R * S * E * n * E, held_by_bonds(behind, *later, 1, True))
+    return max(whole, squared, 0 if doubled else held_by_bonds(behind, *later, rows))
 
 
 def bond_grams(y: Tensor, cores: list[Tensor], masks: list[MaskMoments]) -> Grams:

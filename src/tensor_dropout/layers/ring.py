@@ -131,7 +131,7 @@ class TensorRingRegression(TensorRegression):
         cores = [core.to(x.dtype) for core in self.cores]
         inner, outer = cores[1:n_in], cores[n_in:]
         before, behind = masks[1:n_in], [*masks[n_in:], masks[0]]
-        held = held_by_bonds(1, tuple(x.shape[1:]), inner)
+        held = held_by_bonds(tuple(x.shape[1:]), inner, before)
         first, ranks = self._ranks[0], self._ranks[1:]
         doubled = max((R * first) ** 2 for R in ranks[n_in - 1 :]) * prod(self.output_shape[:-1])
         chunk = max(1, block // max(held, doubled * (prod(self.output_shape) if covariance else 1)))

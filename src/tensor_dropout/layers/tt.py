@@ -118,11 +118,10 @@ class TTRegression(TensorRegression):
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         cores = [core.to(x.dtype) for core in self.cores]
         inner, outer = cores[1 : len(self.input_shape)], cores[len(self.input_shape) :]
-        held = held_by_bonds(1, tuple(x.shape[1:]), inner)
+        before, behind = masks[: len(inner)], masks[len(inner) :]
+        held = held_by_bonds(tuple(x.shape[1:]), inner, before)
         held = max(held, self._ranks[len(inner)] * max(self._ranks[len(inner)], prod(self.output_shape)))
         chunk = max(1, block // held)
-
-        before, behind = masks[: len(inner)], masks[len(inner) :]
 
         def variance(covariance: bool) -> Tensor:
             grams = (bond_grams(part, inner, before) for part in x.split(chunk))
