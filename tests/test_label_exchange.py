@@ -409,7 +409,7 @@ def test_any_cut_and_any_changed_byte_is_read_or_refused_in_a_sentence(tmp_path_
         (make_labels(points=np.full((2, 2, 2), NAN)), "csv", "no image has a label yet"),
         (make_labels(points=np.full((2, 2, 2), -0.1)), "tps", r"a\.png, point 'tip', lies left of the image or below"),
         (make_labels(files=("a\nb.png", "c.png")), "tps", "has a line break"),
-        (make_labels(sizes=[[0, 0], [3, 3]]), "coco", "need the size of every image"),
+        (make_labels(sizes=[[0, 0], [3, 3]]), "coco", "need the size of every image, and a.png cannot be read"),
         (make_labels(files=("a\udcff.png", "c.png")), "tps", "is no text; rename the image"),
     ],
 )

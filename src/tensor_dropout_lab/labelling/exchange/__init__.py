@@ -14,6 +14,7 @@ import numpy as np
 
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.labelling.exchange import coco, deeplabcut, points_csv, tps
 from tensor_dropout_lab.labelling.exchange.external_labels import FRACTIONS, Convention, ExternalLabels
 from tensor_dropout_lab.labelling.exchange.matching import match_labels
@@ -118,8 +119,15 @@ def convert_labels(labels: ExternalLabels, convention: Convention) -> ExternalLa
     """
     if labels.convention == convention:
         return labels
-    if labels.sizes is None or not (labels.sizes > 0).all():
+    if labels.sizes is None:
         raise TensorDropoutError(f"{labels.source}: labels in pixels need the size of every image; give sizes, (n, 2)")
+    unread = [file for file, size in zip(labels.files, labels.sizes, strict=True) if not (size > 0).all()]
+    if unread:
+        raise TensorDropoutError(
+            f"labels in pixels need the size of every image, and {name_some(unread)} cannot be read; mend the "
+            "file, or clear "
+            "its labels"
+        )
     points = convention.from_fractions(labels.convention.to_fractions(labels.points, labels.sizes), labels.sizes)
     return replace(labels, points=points, convention=convention)
 

@@ -218,7 +218,7 @@ def write_coco(labels: ExternalLabels) -> str:
         "categories": [category],
         "annotations": annotations,
     }
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    return json.dumps(document, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _write_annotation(labels: ExternalLabels, row: int) -> dict[str, Any]:

@@ -159,5 +159,5 @@ def _find_places(files: Sequence[str]) -> list[list[str]]:
     paths = [file.split("/") for file in files]
     paths = [path[1:] if path[0] == _FOLDER and len(path) == 3 else path for path in paths]
     videos = {path[0] for path in paths if len(path) > 1}
-    video = next(name for n in itertools.count(1) if (name := f"images{n}") not in videos)
+    video = next(name for n in itertools.count(1) if (name := f"images{n if n > 1 else ''}") not in videos)
     return [[_FOLDER, *(path if len(path) > 1 else [video, *path])] for path in paths]

@@ -13,6 +13,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.data.points_table import find_points, read_table
 from tensor_dropout_lab.labelling.exchange.external_labels import FRACTIONS, ExternalLabels, find_absent
+from tensor_dropout_lab.labelling.points_file import name_columns
 
 CONVENTION = FRACTIONS
 
@@ -78,7 +79,7 @@ def write_points_csv(labels: ExternalLabels) -> str:
     stream = io.StringIO(newline="")
     writer = csv.writer(stream, lineterminator="\n")
     group = [] if labels.groups is None else ["group"]
-    writer.writerow(["file", *group, *(f"{name}_{axis}" for name in labels.names for axis in "xy")])
+    writer.writerow(["file", *group, *name_columns(labels.names)])
     for row, file in enumerate(labels.files):
         place = [file] if labels.groups is None else [file, labels.groups[row]]
         writer.writerow(
