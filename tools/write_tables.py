@@ -135,6 +135,15 @@ def render_intervals(part: str) -> str:
     return intervals.render(part, intervals.read_record(ROOT / intervals.RECORD))
 
 
+@cache
+def render_uncertainty(part: str) -> str:
+    """A part of the report of benchmarks/uncertainty.py."""
+    load_benchmark("position")
+    sys.path.append(str(ROOT / "benchmarks"))
+    rendered: str = import_module("uncertainty.tables").render(part, ROOT)
+    return rendered
+
+
 BENCHMARKS = {
     "position": render_position,
     "others": render_others,
@@ -144,6 +153,7 @@ BENCHMARKS = {
     "position-heads": render_position_heads,
     "surface": render_surface,
     "intervals": render_intervals,
+    "uncertainty": render_uncertainty,
     "brain-age-frozen": render_brain_age_frozen,
 }
 

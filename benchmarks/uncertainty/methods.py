@@ -260,10 +260,16 @@ def fit_constant(inputs: Inputs, penalty: float) -> Predicted:
     return Predicted(mean, torch.ones_like(mean), torch.zeros_like(mean))
 
 
-def fit_last_layers(fits: Fits, inputs: Sequence[dict[str, Inputs]], clock: Clock) -> dict[str, Found]:
+def fit_last_layers(fits: Fits, inputs: Sequence[dict[str, Inputs]], clock: Clock, *, others: bool) -> dict[str, Found]:
     """All of them. Laplace and VBLL take the features that ridge chose."""
     found = {LAST: choose(fits, inputs, fit_constant, SETTINGS, squared)}
     clock.mark(LAST)
+    found[QUANTILE] = choose(
+        fits, inputs, lambda own, p: fit_quantiles(own.z, own.y, own.z_new, p), SETTINGS, pinball_loss
+    )
+    clock.mark(QUANTILE)
+    if not others:
+        return found
     kind, penalty = found[LAST].setting
     chosen = [each[kind] for each in inputs]
     parts = [fit_laplace(each.z, each.y, each.z_new, penalty) for each in chosen]
@@ -274,10 +280,6 @@ def fit_last_layers(fits: Fits, inputs: Sequence[dict[str, Inputs]], clock: Cloc
         fits, inputs, lambda own, w: fit_vbll(own.z, own.y, own.z_new, *w), [(kind, w) for w in WEIGHTS], likelihood
     )
     clock.mark(VBLL)
-    found[QUANTILE] = choose(
-        fits, inputs, lambda own, p: fit_quantiles(own.z, own.y, own.z_new, p), SETTINGS, pinball_loss
-    )
-    clock.mark(QUANTILE)
     return found
 
 
@@ -369,8 +371,8 @@ def run_regression(data: Data, *, ensemble: bool, others: bool = True) -> dict[s
     clock.mark("its predictions")
     found[NOISE] = fit_noise(fits, found[CONSTANT])
     clock.mark(NOISE)
-    if others:
-        found |= fit_last_layers(fits, [read_features(view) for view in (*fits.folds, fits.full)], clock)
+    inputs = [read_features(view) for view in (*fits.folds, fits.full)]
+    found |= fit_last_layers(fits, inputs, clock, others=others)
     if ensemble:
         found[ENSEMBLE] = predict_each(fits, by_members)
         clock.mark(ENSEMBLE)

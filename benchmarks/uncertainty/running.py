@@ -18,12 +18,13 @@ from tensor_dropout_lab.run_records import describe_environment
 from uncertainty.images import DRAWS
 
 RECORD = Path("results/uncertainty.jsonl")
-POSITIONS, IXI, CIFAR = ("wings", "retina", "faces"), "ixi", "cifar100"
+POSITIONS, IXI, CIFAR, SIMULATED = ("wings", "retina", "faces"), "ixi", "cifar100", "simulated"
 SETS = (*POSITIONS, IXI, CIFAR)
 SIZES = (100, 400)
 ENSEMBLES = 5
 """Splits in which ensembles are fitted."""
 OTHERS = ("laplace", "vbll")
+MODULES = {"scikit-learn": "sklearn", "laplace-torch": "laplace", "curvlinops-for-pytorch": "curvlinops"}
 VERSIONS = ("scikit-learn", "numpy", "scipy", "laplace-torch", "vbll", "curvlinops-for-pytorch")
 
 
@@ -34,6 +35,10 @@ class Cell:
     set: str
     n: int
     split: int
+
+
+QUICK = Cell(SIMULATED, 40, 0)
+"""To see that it runs."""
 
 
 def list_cells(sets: Sequence[str] = SETS, sizes: Sequence[int] = SIZES) -> list[Cell]:
@@ -60,9 +65,17 @@ def run_cell(cell: Cell, features: Path, scans: Path | None) -> dict[str, Any]:
         return run_classes(load_draw(features / CIFAR, cell.split), others=have_others())
     from uncertainty.methods import run_regression
 
-    data = intervals.load(intervals.Cell(cell.set, cell.n, cell.split), features, scans)
+    asked = intervals.Cell(cell.set, cell.n, cell.split)
+    if cell.set == SIMULATED:
+        return run_regression(intervals.simulate(asked, n_test=60), ensemble=False, others=have_others())
+    data = intervals.load(asked, features, scans)
     ensemble = cell.n == SIZES[0] and cell.split < ENSEMBLES
     return run_regression(data, ensemble=ensemble, others=have_others())
+
+
+def list_versions() -> list[str]:
+    """What the numbers depend on, as far as it is installed."""
+    return [name for name in VERSIONS if find_spec(MODULES.get(name, name)) is not None]
 
 
 def read_record(path: Path) -> dict[Cell, dict[str, Any]]:
@@ -81,6 +94,6 @@ def run_cells(cells: Sequence[Cell], record: Path, features: Path, scans: Path |
             print(f"ended after {minutes:g} minutes", file=sys.stderr)
             return
         row = run_cell(cell, features, scans)
-        append(record, {**asdict(cell), **row, "environment": describe_environment(*VERSIONS)})
+        append(record, {**asdict(cell), **row, "environment": describe_environment(*list_versions())})
         seconds = {name: round(value, 1) for name, value in row["seconds"].items()}
         print(f"{cell.set}, n = {cell.n}, split {cell.split}: {seconds}", file=sys.stderr, flush=True)
