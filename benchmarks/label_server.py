@@ -152,7 +152,7 @@ def measure(options, folder):
     truth = unpack(options.images, folder, options.count)
     environment = os.environ | {"TENSOR_DROPOUT_LABEL_TOKEN": TOKEN}
     command = [sys.executable, "-m", "tensor_dropout_lab", "label", str(folder), "--no-browser"]
-    command += ["--cache", str(folder.parent / "cache")]
+    command += ["--cache", str(options.cache or folder.parent / "cache")]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             port = next(int(line.split(":")[2].partition("/")[0]) for line in process.stdout if "http://" in line)
@@ -197,6 +197,7 @@ def measure_session(options, pid, port, truth):
         "points": n_points,
         "labels": options.labels,
         "seconds_until_all_features": features,
+        "features_may_be_cached": options.cache is not None,
         "action_without_a_fit_at_first_ms": summarize(labels),
         "while_fits_run_ms": {"all": summarize(every)} | {name: summarize(times[name]) for name in times},
         "refit_seconds": sorted(entry["seconds"] for entry in refits),
@@ -213,6 +214,7 @@ if __name__ == "__main__":
     parser.add_argument("--labels", type=int, default=100, help="labelled images at which refits are timed")
     parser.add_argument("--repeats", type=int, default=10, help="refits that are timed")
     parser.add_argument("--seconds", type=float, default=30, help="for which requests are sent while fits run")
+    parser.add_argument("--cache", type=Path, help="keeps features for the next run; none: in a folder that goes")
     parser.add_argument("--out", type=Path, default=Path("results/speed/label-server.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="label-server-") as place_of_all:

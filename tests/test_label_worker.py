@@ -20,17 +20,16 @@ from tensor_dropout.sklearn import FeatureMaps
 from tensor_dropout_lab.fitted_head import open_fitted
 from tensor_dropout_lab.labelling import fit_loop
 from tensor_dropout_lab.labelling.fit_loop import FitLoop, NotReadyError
-from tensor_dropout_lab.labelling.worker import (
+from tensor_dropout_lab.labelling.messages import (
     BadPicture,
-    Computer,
     Failed,
     FeaturesDone,
     FitRequest,
     Fitted,
     HeadRequest,
     Task,
-    describe,
 )
+from tensor_dropout_lab.labelling.worker import Computer, describe
 
 N = 40
 

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -243,7 +244,7 @@ def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> 
         listener.listen(128)
         say(f"{len(session.folder)} pictures; the page is at\n  {address}\nEnd with Ctrl-C.")
         if options.browser:
-            webbrowser.open(address)
+            threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()  # some wait for their end
         with fits.running():
             with suppress(KeyboardInterrupt):  # the server has ended in order, and passes on why
                 server.run([listener])

@@ -22,8 +22,7 @@ import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.fitted_head import RECORD
-from tensor_dropout_lab.labelling.session import HEAD_FOLDER, Session, Suggestions
-from tensor_dropout_lab.labelling.worker import (
+from tensor_dropout_lab.labelling.messages import (
     BadPicture,
     Failed,
     FeaturesDone,
@@ -32,8 +31,9 @@ from tensor_dropout_lab.labelling.worker import (
     HeadRequest,
     HeadWritten,
     Task,
-    run_worker,
 )
+from tensor_dropout_lab.labelling.session import HEAD_FOLDER, Session, Suggestions
+from tensor_dropout_lab.labelling.worker import run_worker
 
 FEWEST = 5
 """Labelled images of the first fit: each is held out once in five folds."""

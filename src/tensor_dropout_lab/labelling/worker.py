@@ -15,7 +15,6 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from math import prod
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
@@ -25,6 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.labelling.messages import (
+    BadPicture,
+    Failed,
+    FeaturesDone,
+    FitRequest,
+    Fitted,
+    HeadRequest,
+    HeadWritten,
+    Task,
+)
 
 if TYPE_CHECKING:
     from tensor_dropout.sklearn import FeatureMaps
@@ -33,104 +42,6 @@ if TYPE_CHECKING:
 FINE_STRIDE = 4
 CHUNK = 32
 """How many pictures go through the network before the pipe is looked at."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a worker works on.
-
-    Attributes:
-        folder: of the pictures, without links.
-        names: of all pictures.
-        sizes: (n, 2) width and height; 0 for those that cannot be read.
-        groups: of all pictures, or None.
-        settings: of the project: backbone, weights, arguments, layer, size.
-        cache: where features are kept.
-        seed: of folds and starts.
-        modules: imported first.
-    """
-
-    folder: Path
-    names: Sequence[str]
-    sizes: np.ndarray
-    groups: Sequence[str] | None
-    settings: dict[str, Any]
-    cache: Path
-    seed: int = 0
-    modules: Sequence[str] = ()
-
-
-# What it is asked.
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """Fit these labels.
-
-    Attributes:
-        seq: the last action in them.
-        targets: (n, P, 2) fractions, NaN where open or absent.
-    """
-
-    seq: int
-    targets: np.ndarray
-
-
-@dataclass(frozen=True)
-class HeadRequest:
-    """Write the head of the last fit to a folder; ``names`` are those of the points."""
-
-    folder: Path
-    names: Sequence[str]
-
-
-# What it answers.
-
-
-@dataclass(frozen=True)
-class FeaturesDone:
-    """So many pictures have features, or cannot have any."""
-
-    count: int
-
-
-@dataclass(frozen=True)
-class BadPicture:
-    """A picture that cannot be read."""
-
-    number: int
-    problem: str
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """What a fit found: the numbers of a ``Round``, without its estimator.
-
-    Attributes:
-        seq: of its request.
-        arrays: points, ellipses, std, gain, doubtful, suspect.
-        record: one line for the statistics, as JSON types.
-    """
-
-    seq: int
-    arrays: dict[str, np.ndarray]
-    record: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A fit was not possible; or nothing is, if ``for_good``."""
-
-    message: str
-    for_good: bool = False
-
-
-@dataclass(frozen=True)
-class HeadWritten:
-    """Where the head is, or why it is not."""
-
-    folder: Path
-    problem: str | None = None
 
 
 def run_worker(connection: Connection, task: Task) -> None:
