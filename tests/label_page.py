@@ -126,13 +126,8 @@ class LabelServer:
         self.process.wait(10)
 
     def stop(self) -> None:
-        """End it as Ctrl-C would."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-            try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.kill()
+        """End it at once; Ctrl-C would write the head first."""
+        self.kill()
 
 
 class Forks:
@@ -191,10 +186,6 @@ class ForkedServer(LabelServer):
     def kill(self) -> None:
         """End it as a power cut would."""
         os.kill(self.child, signal.SIGKILL)
-
-    def stop(self) -> None:
-        """End it for good."""
-        self.kill()
 
 
 def find_port() -> int:

@@ -112,8 +112,11 @@ def test_points_are_placed_in_the_order_of_the_names(page, places):
 
 
 def middle(page: LabelPage, selector: str) -> tuple[float, float]:
-    """The middle of a button, in the window."""
-    box = page.browser.evaluate(f"document.querySelector({selector!r}).getBoundingClientRect().toJSON()")
+    """The middle of a button, in the window; it is scrolled into sight first."""
+    box = page.browser.evaluate(
+        f"(e => {{ e.scrollIntoView({{block: 'nearest'}}); return e.getBoundingClientRect().toJSON(); }})"
+        f"(document.querySelector({selector!r}))"
+    )
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
@@ -269,12 +272,9 @@ def test_an_image_is_labelled_with_the_keyboard_alone(page, places):
     browser.press("Shift+Tab", "Tab", "Tab")
     assert browser.evaluate("document.activeElement.id") == "stage"
     assert browser.evaluate("getComputedStyle(document.querySelector('#stage')).outlineStyle") == "solid"
-    at = (60.0, 45.0)
     for index, (x, y) in enumerate(places[20]):
-        if page.states()[index] == "suggested":
-            browser.press("Delete", str(index + 1))
         browser.press(str(index + 1))
-        walk(page, at if index == 0 else None, (x * 120, y * 90))
+        walk(page, (x * 120, y * 90))
         browser.press("Space")
         page.wait_for_states(*["placed"] * (index + 1), *page.states()[index + 1 :])
     page.wait_until_stored()
@@ -288,7 +288,7 @@ def test_an_image_is_labelled_with_the_keyboard_alone(page, places):
     browser.wait_for("document.querySelector('#image-name').textContent !== '0020.png'")
 
 
-def walk(page: LabelPage, start: tuple[float, float] | None, end: tuple[float, float]) -> None:
+def walk(page: LabelPage, end: tuple[float, float]) -> None:
     """Move the cursor by arrow keys to a pixel: steps of ten and of one."""
     browser = page.browser
     browser.press("ArrowRight")  # the cursor, or the suggestion, answers with where it is
@@ -460,12 +460,16 @@ def test_the_token_is_asked_for(chromium, server):
     assert chromium.evaluate("document.querySelector('#banner').hidden")
 
 
-def test_the_table_is_exported(page, tmp_path):
+def test_the_table_is_exported(page, places, tmp_path):
+    page.go_to("0019.png")
+    page.browser.press("1")
+    page.click(*places[19][0])
+    page.wait_until_stored()
     page.browser.download_to(tmp_path)
     page.browser.click(*middle(page, "#output .exports button:nth-child(2)"))
     deadline = time.monotonic() + 10
     while not (files := [path for path in tmp_path.iterdir() if path.suffix == ".tps"]):
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, page.browser.evaluate("document.querySelector('#banner').textContent")
         time.sleep(0.05)
     assert "LM=" in files[0].read_text(encoding="utf-8")
 

@@ -84,6 +84,7 @@ function tellKind(kind, word, number, total) {
 function tellTime(seconds) {
   if (!Number.isFinite(seconds)) return make("p", { class: "muted small", text: "Time saved: known when some points were placed by hand and some were suggested." });
   const text = seconds < 90 ? `${Math.round(seconds)} s` : `${Math.round(seconds / 60)} min`;
+  if (seconds <= 0) return make("p", { class: "muted small", text: "No time saved yet, by an estimate from your own pace." });
   const about = "An estimate: what the accepted and moved points would have taken at your own pace by hand, less what they took.";
   return make("div", {}, make("p", { class: "figure-line" }, make("strong", { class: "figure", text }), " saved, about"), make("p", { class: "muted small", text: about }));
 }
