@@ -353,12 +353,13 @@ def conformal_quantiles(found: Found, fits: Fits) -> Ends | None:
     return ends
 
 
-def run_regression(data: Data, *, ensemble: bool, others: bool = True) -> dict[str, Any]:
+def run_regression(data: Data, *, ensemble: bool, noise: bool = True, others: bool = True) -> dict[str, Any]:
     """Every method on a cell: its scores, and the seconds of the processor.
 
     Args:
         data: what is fitted and tested.
         ensemble: whether the members are fitted, which takes most of the time.
+        noise: whether a second tensor regression learns the noise.
         others: whether laplace-torch and vbll are asked.
     """
     clock = Clock()
@@ -369,8 +370,9 @@ def run_regression(data: Data, *, ensemble: bool, others: bool = True) -> dict[s
         for name, predict in ((OURS, by_leverage), (CONSTANT, by_constant), (MASKS, by_masks), (DRAWN, by_draws))
     }
     clock.mark("its predictions")
-    found[NOISE] = fit_noise(fits, found[CONSTANT])
-    clock.mark(NOISE)
+    if noise:
+        found[NOISE] = fit_noise(fits, found[CONSTANT])
+        clock.mark(NOISE)
     inputs = [read_features(view) for view in (*fits.folds, fits.full)]
     found |= fit_last_layers(fits, inputs, clock, others=others)
     if ensemble:

@@ -70,7 +70,7 @@ def run_cell(cell: Cell, features: Path, scans: Path | None) -> dict[str, Any]:
         return run_regression(intervals.simulate(asked, n_test=60), ensemble=False, others=have_others())
     data = intervals.load(asked, features, scans)
     ensemble = cell.n == SIZES[0] and cell.split < ENSEMBLES
-    return run_regression(data, ensemble=ensemble, others=have_others())
+    return run_regression(data, ensemble=ensemble, noise=cell.set != IXI, others=have_others())
 
 
 def list_versions() -> list[str]:
