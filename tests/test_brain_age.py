@@ -68,8 +68,8 @@ def test_the_folder_is_bids_and_says_that_it_is_simulated(scans):
 
 def test_everybody_is_predicted_once_beside_the_baselines(scans, runs):
     rows = [row for run in runs for row in read_table(run / "predictions.csv")]
-    assert list(rows[0]) == ["name", "target", "predicted", "std", "ridge"]
-    assert all(float(row["std"]) > 0 for row in rows)
+    assert list(rows[0]) == ["name", "target", "predicted", "masks", "ridge"]
+    assert all(float(row["masks"]) > 0 for row in rows)
     ages = {row["participant_id"]: float(row["age"]) for row in read_table(scans / "participants.tsv")}
     assert {row["name"].split("/")[0]: float(row["target"]) for row in rows} == pytest.approx(ages)
     assert len(rows) == PEOPLE
@@ -153,7 +153,7 @@ def test_the_code_of_the_page_makes_the_brain_age_table(runs, monkeypatch, capsy
     exec(compile(code, "docs/how-to/brain-age-table.md", "exec"), {"__name__": "brain_age"})
     rows = read_table(runs[0].parent / "brain-age.csv")
     assert len(rows) == PEOPLE
-    assert all(float(row["std_whole"]) >= float(row["std_masks"]) > 0 for row in rows)
+    assert all(float(row["std_whole"]) >= float(row["masks"]) > 0 for row in rows)
     printed = capsys.readouterr().out
     assert re.search(r"^network +MAE \d+\.\d\d \[.*slope of the gap [+-]", printed, re.MULTILINE)
     assert "network − ridge" in printed

@@ -134,7 +134,7 @@ def test_predicted_ages_and_their_deviation(phantom):
     rows = read_predictions(folder)
     error = np.mean([abs(float(row["target"]) - float(row["predicted"])) for row in rows])
     assert error == pytest.approx(read_result(folder)["test"]["mae"], rel=1e-4)
-    assert all(0 < float(row["std"]) < 60 for row in rows)
+    assert all(0 < float(row["masks"]) < 60 for row in rows)
 
 
 def test_metrics_have_a_line_per_epoch(digits):
@@ -560,7 +560,7 @@ def test_a_scan_is_predicted_as_in_the_run(scans, scanned, tmp_path):
     for row, again in zip(rows, predicted, strict=True):
         # The run's volumes are stored in float16.
         assert float(again["age"]) == pytest.approx(float(row["predicted"]), abs=0.05)
-        assert float(again["age_masks"]) == pytest.approx(float(row["std"]), rel=0.01)
+        assert float(again["age_masks"]) == pytest.approx(float(row["masks"]), rel=0.01)
     age, std = (float(predicted[0][key]) for key in ("age", "age_masks"))
     assert f"{files[0]}: age {format_uncertain(age, std)} years, no interval (masks {std:.2g})\n" in result.output
 

@@ -91,8 +91,7 @@ def predict_with_head(
                     written.append(predictor.draw(path, answer, pictures[path]))
             advance(len(chunk))
     write_table(table, list_rows(paths, rows, failures))
-    if head.record["task"] == "regression":
-        lines.append(predictor.explain())
+    lines.append(predictor.explain())
     return FilePredictions(lines, [table, *written], failures, len(paths))
 
 
@@ -103,12 +102,13 @@ class _Answer:
     Attributes:
         text: to print.
         row: of the table, but for the file.
-        points: those to draw, as fractions, (points, axes), and matrices of ellipses around them; None for none.
+        points: those to draw, as fractions, (points, axes), and matrices of ellipses around them, or None; None for
+            none.
     """
 
     text: str
     row: dict[str, Any]
-    points: tuple[np.ndarray, np.ndarray] | None = None
+    points: tuple[np.ndarray, np.ndarray | None] | None = None
 
 
 class _Predictor:
@@ -138,6 +138,11 @@ class _Predictor:
         """Whether there is something to draw on an image."""
         return bool(self.drawn)
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether held-out images said how far off it is; fits of before intervals do not know."""
+        return getattr(self.head.estimator, "calibration_", None) is not None
+
     def read(self, paths: Sequence[Path], failures: dict[Path, str]) -> tuple[list[Path], list[Tensor]]:
         """The images that can be read, as the network takes them; the others are added to ``failures``."""
         with ThreadPoolExecutor() as pool:
@@ -166,31 +171,50 @@ class _Predictor:
 
     def _predict_classes(self, features: np.ndarray) -> list[_Answer]:
         estimator = self.head.estimator
+        sets = [None] * len(features)
+        if self.is_calibrated:
+            sets = estimator.predict_set(features, self.coverage)
         answers = []
-        for probabilities in estimator.predict_proba(features):
+        for probabilities, inside in zip(estimator.predict_proba(features), sets, strict=True):
             name, probability = str(estimator.classes_[probabilities.argmax()]), float(probabilities.max())
             text = f"class {name}, probability {probability:.4g}"
-            answers.append(_Answer(text, {"class": name, "probability": _round(probability)}))
+            row: dict[str, Any] = {"class": name, "probability": _round(probability)}
+            if inside is not None:
+                names = [str(estimator.classes_[k]) for k in np.argsort(-probabilities, kind="stable") if inside[k]]
+                text += f"; {100 * self.coverage:g} % set: {', '.join(names) or 'none'}"
+                row |= {"set": "; ".join(names)}
+            answers.append(_Answer(text, row))
         return answers
 
     def _predict_numbers(self, features: np.ndarray, paths: Sequence[Path]) -> list[_Answer]:
-        head = self.head
-        values, std = head.estimator.predict(features, return_std=True)
-        shown = [values, std, *head.estimator.predict_interval(features, self.coverage)]
+        head, estimator = self.head, self.head.estimator
+        shown = [estimator.predict(features)]
+        if self.is_calibrated:
+            _, std = estimator.predict(features, return_std=True)
+            shown += [std, *estimator.predict_interval(features, self.coverage)]
         if head.in_pixels:
             sizes = np.array([self.reader.measure(path) for path in paths])
             shown = [scale_points(each, head.points, sizes) for each in shown]
         points: list[Any] = [None] * len(paths)
-        if self.drawn:
-            points = list(zip(*head.estimator.predict_region(features, self.coverage, points=self.drawn), strict=True))
+        if self.drawn and self.is_calibrated:
+            points = list(zip(*estimator.predict_region(features, self.coverage, points=self.drawn), strict=True))
+        elif self.drawn:
+            points = [(row[np.array(self.drawn)], None) for row in estimator.predict(features)]
         answers = []
         for number in range(len(paths)):
             named = [dict(zip(head.columns, each[number].tolist(), strict=True)) for each in shown]
             row = {name: _round(value) for name, value in named[0].items()}
-            for ending, each in zip(("std", "low", "high"), named[1:], strict=True):
+            for ending, each in zip(("std", "low", "high"), named[1:], strict=False):
                 row |= {f"{name}_{ending}": _round(value) for name, value in each.items()}
-            answers.append(_Answer(self._say(*named), row, points[number]))
+            text = self._say(*named) if self.is_calibrated else self._say_plainly(named[0])
+            answers.append(_Answer(text, row, points[number]))
         return answers
+
+    def _say_plainly(self, values: dict[str, float]) -> str:
+        """Without intervals."""
+        if len(values) > SPELLED_OUT:
+            return f"{len(values)} numbers, no interval"
+        return "; ".join(f"{name} {value:.4g}, no interval" for name, value in values.items())
 
     def _say(
         self, values: dict[str, float], std: dict[str, float], low: dict[str, float], high: dict[str, float]
@@ -210,10 +234,13 @@ class _Predictor:
         return f"{len(head.points)} points, {share} intervals {average} {unit} wide on average"
 
     def explain(self) -> str:
-        """What an interval says, and what not."""
+        """What an interval or a set says, and what not."""
+        if not self.is_calibrated:
+            return "No calibration: nobody measured how far off these are, since the fit is an old one; fit again."
+        what = "Intervals" if self.head.record["task"] == "regression" else "Sets"
         return (
-            f"Intervals are those that hold for {100 * self.coverage:g} % of the held-out images of the fit; new "
-            "images must be like them."
+            f"{what} are those that hold for {100 * self.coverage:g} % of the held-out images of the fit; new images "
+            "must be like them."
         )
 
     def draw(self, path: Path, answer: _Answer, picture: Path) -> Path:
@@ -221,7 +248,8 @@ class _Predictor:
         from tensor_dropout_lab.point_pictures import draw_panels
 
         assert answer.points is not None
-        caption = f"Blue: predicted. Ellipse: holds the point in {100 * self.coverage:g} % of images like the fit's."
+        held = f" Ellipse: holds the point in {100 * self.coverage:g} % of images like the fit's."
+        caption = "Blue: predicted." + (held if self.is_calibrated else " Not calibrated.")
         draw_panels(picture, self.reader.show(path, *answer.points), caption)
         return picture
 

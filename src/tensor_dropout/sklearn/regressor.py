@@ -133,13 +133,14 @@ class RegressionMixin(RegressorMixin, MultiOutputMixin):
         check_is_fitted(self, "layer_")
         name = type(self).__name__
         check_coverage(name, coverage)
-        if self.calibration_ is None:
+        calibration = getattr(self, "calibration_", None)  # a file may be older than it
+        if calibration is None:
             raise TensorDropoutError(
                 f"{name}.{method}: there are no held-out errors; fit with calibrate=5, or use {name}CV"
                 if not name.endswith("CV")
                 else f"{name}.{method}: there are no held-out errors in this estimator"
             )
-        return self.calibration_
+        return calibration
 
     def _std(self, X: Any, mean: Tensor) -> Tensor:
         """The std of the error of each prediction, (n, *output_shape)."""

@@ -14,6 +14,7 @@ from tensor_dropout_lab.report.model import VERDICTS, Judged, Report, Section
 from tensor_dropout_lab.report.sections.ages import build_ages, build_uncertainty
 from tensor_dropout_lab.report.sections.attacks import build_attacks
 from tensor_dropout_lab.report.sections.beyond import build_conditions, build_settings, build_sizes, build_unknown
+from tensor_dropout_lab.report.sections.calibration import add_calibration
 from tensor_dropout_lab.report.sections.grids import build_surface, build_tuning
 from tensor_dropout_lab.report.sections.noise import build_noise
 from tensor_dropout_lab.report.sections.runs import Part
@@ -100,7 +101,9 @@ def build_section(experiment: str, preset: str, base: Path, figures: Path) -> Se
         base: the folder of its results.
         figures: the folder for its pictures.
     """
-    return _BUILDERS.get(experiment, build_scores)(Part(experiment, preset, base, figures))
+    part = Part(experiment, preset, base, figures)
+    section = _BUILDERS.get(experiment, build_scores)(part)
+    return section if _BUILDERS.get(experiment) is build_synthetic else add_calibration(section, part)
 
 
 def _environment(bases: Bases) -> list[tuple[str, str]]:

@@ -191,21 +191,21 @@ def draw_noise(panels: Mapping[str, Levels], stem: Path, title: str) -> list[Pat
         return save_figure(figure, stem)
 
 
-Ages = Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]]
-"""Head -> true ages, predicted ages and, if there are any, standard deviations."""
+Ages = Mapping[str, tuple[np.ndarray, np.ndarray]]
+"""Head -> true and predicted ages."""
 
 
 def draw_ages(panels: Ages, stem: Path, title: str) -> list[Path]:
-    """Predicted over true age, a panel for each head; standard deviations as bars."""
-    ages = np.concatenate([age for age, _, _ in panels.values()])
+    """Predicted over true age, a panel for each head; no bars: a spread over masks is no error."""
+    ages = np.concatenate([age for age, _ in panels.values()])
     ends = [float(ages.min()) - 3, float(ages.max()) + 3]
     columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     with draw_figure(2.3 * columns + 0.6, 2.3 * rows + 0.6) as figure:
         axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for axis, (head, (age, predicted, std)) in zip(axes.flat, panels.items(), strict=False):
+        for axis, (head, (age, predicted)) in zip(axes.flat, panels.items(), strict=False):
             axis.plot(ends, ends, color=COLORS[6], linewidth=0.9)
-            axis.errorbar(age, predicted, std, fmt="o", markersize=2.5, linewidth=0.6, color=COLORS[0])
+            axis.plot(age, predicted, "o", markersize=2.5, color=COLORS[0])
             axis.set(title=head)
         for axis in axes.flat[len(panels) :]:
             axis.set_axis_off()
@@ -217,7 +217,7 @@ def draw_ages(panels: Ages, stem: Path, title: str) -> list[Path]:
 
 def describe_ages(panels: Ages) -> str:
     """The picture in words."""
-    errors = {head: float(np.abs(predicted - age).mean()) for head, (age, predicted, _) in panels.items()}
+    errors = {head: float(np.abs(predicted - age).mean()) for head, (age, predicted) in panels.items()}
     return ", ".join(f"{head} {error:.1f} years off on average" for head, error in errors.items()) + "."
 
 

@@ -153,7 +153,7 @@ class RunFolder:
                     writer.writerow([name, y, best, f"{confidence:.6f}", f"{nll:.6f}"])
             else:
                 endings = [""] if data.outputs == 1 else [f"_{name}" for name in data.target_names]
-                extras = {"std": outcome.std, "ridge": ridge}
+                extras = {"masks": outcome.std, "ridge": ridge}
                 given = {name: values for name, values in extras.items() if values is not None}
                 kinds = ("target", "predicted", *given)
                 writer.writerow(["name", *(kind + ending for kind in kinds for ending in endings)])

@@ -33,7 +33,6 @@ class People:
         fold: which fold tested it.
         target: the true age.
         predicted: the network's.
-        std: its standard deviation, if it gave one.
         ridge: of ridge regression on the same people.
     """
 
@@ -41,7 +40,6 @@ class People:
     fold: np.ndarray
     target: np.ndarray
     predicted: np.ndarray
-    std: np.ndarray | None = None
     ridge: np.ndarray | None = None
 
     @property
@@ -65,7 +63,7 @@ def build_ages(part: Part) -> Section:
     seeds = {row: people for row, runs in rows.items() if (people := read_seeds(runs))}
     section.tables.append(_tabulate_people(rows, seeds))
     if seeds:
-        panels = {row: (people[0].target, people[0].predicted, people[0].std) for row, people in seeds.items()}
+        panels = {row: (people[0].target, people[0].predicted) for row, people in seeds.items()}
         drawings.draw_ages(panels, part.stem(), part.title)
         alt = "Predicted over true age, a panel for each head: " + drawings.describe_ages(panels)
         section.figures.append(Figure(part.stem().with_suffix(".svg"), alt, "Predicted age, first seed"))
@@ -121,7 +119,7 @@ def _read_people(folds: Sequence[tuple[int, RunRecord]]) -> People:
     rows = [(fold, row) for fold, found in folds for row in found.run.read_predictions()]
     columns = {
         key: np.array([float(row[key]) for _, row in rows])
-        for key in ("target", "predicted", "std", "ridge")
+        for key in ("target", "predicted", "ridge")
         if all(key in row for _, row in rows)
     }
     return People(np.array([row["name"] for _, row in rows]), np.array([fold for fold, _ in rows]), **columns)
@@ -242,7 +240,7 @@ def build_uncertainty(part: Part) -> Section:
     columns = [
         "",
         "MAE",
-        "mean ±",
+        "spread, mean std",
         "95 % covers",
         "95 % covers, widened",
         "NLL, widened",
