@@ -248,7 +248,7 @@ def go_on(ask, confirmed, places):
         os.kill(os.getpid(), signal.SIGINT)
 
 
-def wait_for(is_so, seconds=60):
+def wait_for(is_so, seconds=200):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with suppress(OSError):

@@ -332,7 +332,8 @@ def test_fit_reads_the_table_with_groups_and_missing_points(tmp_path):
     session.act(CLIENT, [{"kind": "absent", "image": 0, "points": [0, 1, 2]}])
     table = read_table(tmp_path / "labels" / "points.csv")
     assert (table.files, table.groups) == (["1.png", "sub, one/ä.png"], ["fly", "owl"])
-    matched, images = match_files(table, tmp_path, missing="skip")
+    with pytest.warns(UserWarning, match="outside of the picture"):
+        matched, images = match_files(table, tmp_path, missing="skip")
     assert matched.points == [(0, 1), (2, 3), (4, 5)]
     expected = [[np.nan, np.nan, -0.1, 1e-9, 0.5, 0.5], [0.1234568, 1.0, *[np.nan] * 4]]
     np.testing.assert_array_equal(matched.values, expected)

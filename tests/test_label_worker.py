@@ -150,7 +150,7 @@ def looping(folder):
         yield session, fits, news
 
 
-def wait_for(is_so, seconds=60):
+def wait_for(is_so, seconds=200):
     end = time.monotonic() + seconds
     while not (found := is_so()):
         assert time.monotonic() < end, f"nothing within {seconds} seconds"
