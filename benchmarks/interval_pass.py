@@ -8,8 +8,8 @@
   (small stem) or 2×2 (large stem, a network of one fifteenth of the work).
 - **head**: ``head.moments(x)`` against ``head(x)`` on features of 512×8×8, batch 16, up to 10,000 outputs.
 
-Heads are those by name with their default ranks and modes. Both passes of a pair are timed in turn; a ratio is that of
-the medians. Multiply-adds are those of matrix products and convolutions by torch's counter.
+Heads are those by name with their default ranks and modes. Both passes of a pair are timed in turn, in seconds of the
+processor; a ratio is that of the medians. Multiply-adds are those of matrix products and convolutions by torch's counter.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ Pass = Callable[[], Any]
 
 
 def compare(plain: Pass, interval: Pass, seconds: float) -> dict[str, Any]:
-    """Medians of passes in turn, for at least so many seconds and three rounds, and their multiply-adds."""
+    """Medians of passes in turn, for so many seconds and at least three rounds, and their multiply-adds."""
     counts = [count(run) for run in (plain, interval)]  # also the first pass of each
     times: list[tuple[float, float]] = []
-    began = time.perf_counter()
-    while len(times) < 3 or (time.perf_counter() - began < seconds and len(times) < 200):
+    began = time.process_time()
+    while len(times) < 3 or (time.process_time() - began < seconds and len(times) < 200):
         times.append((clock(plain), clock(interval)))
     medians = [statistics.median(column) for column in zip(*times, strict=True)]
     return {
@@ -53,10 +53,10 @@ def compare(plain: Pass, interval: Pass, seconds: float) -> dict[str, Any]:
 
 
 def clock(run: Pass) -> float:
-    """Seconds of one pass."""
-    began = time.perf_counter()
+    """Seconds of one pass on its one core: what others take of the machine meanwhile does not count."""
+    began = time.process_time()
     run()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 def count(run: Pass) -> int:
