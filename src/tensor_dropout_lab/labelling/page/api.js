@@ -30,11 +30,9 @@ export class Unreachable extends Error {
 }
 
 export class Api {
-  #token;
-
   /** @param {string} token */
   constructor(token) {
-    this.#token = token;
+    this.token = token;
   }
 
   project() {
@@ -90,11 +88,11 @@ export class Api {
 
   /** @param {number} id */
   thumbnail(id) {
-    return `/thumbnails/${id}?token=${encodeURIComponent(this.#token)}`;
+    return `/thumbnails/${id}?token=${encodeURIComponent(this.token)}`;
   }
 
   events() {
-    return new EventSource(`/api/events?token=${encodeURIComponent(this.#token)}`);
+    return new EventSource(`/api/events?token=${encodeURIComponent(this.token)}`);
   }
 
   async #json(path, body) {
@@ -104,7 +102,7 @@ export class Api {
 
   /** @returns {Promise<Response>} */
   async #ask(path, body, signal) {
-    const request = { headers: { "X-Token": this.#token }, cache: "no-store", signal: signal ?? AbortSignal.timeout(PATIENCE) };
+    const request = { headers: { "X-Token": this.token }, cache: "no-store", signal: signal ?? AbortSignal.timeout(PATIENCE) };
     if (body !== undefined) {
       request.method = "POST";
       request.headers["Content-Type"] = "application/json";

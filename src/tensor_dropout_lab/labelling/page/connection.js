@@ -42,6 +42,13 @@ export class Connection {
     this.#note = setTimeout(() => this.#show(), SHORT);
   }
 
+  /** Try again now. */
+  retry() {
+    clearTimeout(this.#timer);
+    this.#outbox.wake();
+    if (this.#gone) this.#listen();
+  }
+
   #listen() {
     const events = this.#api.events();
     events.onopen = () => this.#returned();

@@ -1,6 +1,6 @@
 /** The page of `tensor-dropout label`: puts its parts together. */
 
-import { Api } from "./api.js";
+import { Api, Refused } from "./api.js";
 import { Clock } from "./clock.js";
 import { Commands } from "./commands.js";
 import { Connection } from "./connection.js";
@@ -18,7 +18,7 @@ import { Outbox } from "./outbox.js";
 import { Pictures } from "./canvas/pictures.js";
 import { Points } from "./points.js";
 import { Progress } from "./progress.js";
-import { startSession } from "./session.js";
+import { shareToken, startSession } from "./session.js";
 import { State } from "./state.js";
 import { Viewer } from "./canvas/viewer.js";
 
@@ -48,9 +48,16 @@ async function start() {
   addOutput(api, state, (...words) => say.tell(...words));
   await firstLoad(state);
   const outbox = new Outbox(api, client, state.out);
+  outbox.check = async () => {
+    if ((await api.project()).out !== state.out) throw new Refused(403, "this server is for another folder");
+  };
   state.connect(outbox);
   const connection = new Connection(api, state, outbox, client, () => comeBack(state, viewer));
   say.tell = (...words) => connection.tell(...words);
+  shareToken(token, state.out, (newer) => {
+    api.token = newer;
+    connection.retry();
+  });
   await outbox.recover();
   guardLeaving(commands, outbox);
   followAddress(state, viewer);

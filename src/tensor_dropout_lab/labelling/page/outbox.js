@@ -21,6 +21,8 @@ export class Outbox extends EventTarget {
   isKept = true;
   /** What the server said when it could not store; empty when it did not answer. */
   problem = "";
+  /** Throws when the server that is back is not the one for which the actions are meant. @type {() => Promise<void>} */
+  check = async () => {};
   #api;
   #client;
   #storage;
@@ -80,7 +82,6 @@ export class Outbox extends EventTarget {
   wake() {
     if (this.#flying) return;
     clearTimeout(this.#timer);
-    this.#tries = 0;
     this.#drain();
   }
 
@@ -104,6 +105,7 @@ export class Outbox extends EventTarget {
     const items = this.#batch();
     this.#flying = items.length;
     try {
+      if (this.#tries) await this.check();
       this.#sent(items, await this.#send(items));
     } catch (error) {
       this.#failed(items, error);

@@ -52,3 +52,19 @@ async function takeClient() {
 export async function startSession() {
   return { token: takeToken(), client: await takeClient() };
 }
+
+/**
+ * Tabs of one folder share a new token: after a restart of the server it is enough to open its new address once.
+ * @param {string} token
+ * @param {string} out the folder of the labels: a server of another folder may have the same port
+ * @param {(token: string) => void} take called with the token of another tab
+ */
+export function shareToken(token, out, take) {
+  const channel = new BroadcastChannel("token");
+  channel.addEventListener("message", ({ data }) => {
+    if (data.out !== out || data.token === sessionStorage.getItem("token")) return;
+    sessionStorage.setItem("token", data.token);
+    take(data.token);
+  });
+  channel.postMessage({ token, out });
+}

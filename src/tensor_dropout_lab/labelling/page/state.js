@@ -1,6 +1,7 @@
 /** What the page knows: the project, the open image, its points as this person sees them. */
 
 import { apply, isPlaced, stateOf } from "./actions.js";
+import { Refused } from "./api.js";
 
 /** @typedef {import("./api.js").Detail} Detail */
 /** @typedef {import("./api.js").Summary} Summary */
@@ -53,6 +54,7 @@ export class State extends EventTarget {
   /** Ask for everything anew: at the start, and when the server is back. */
   async load() {
     const project = await this.#api.project();
+    if (this.out && project.out !== this.out) throw new Refused(403, "this server is for another folder");
     this.folder = project.folder;
     this.out = project.out;
     this.names = project.names;
@@ -122,10 +124,20 @@ export class State extends EventTarget {
     const detail = await this.#quietly(this.#api.image(id));
     if (!detail) return;
     if (before !== this.#stored) return this.refresh(id);
+    const had = this.suggestions;
     this.#details.set(id, detail);
     if (id !== this.current) return;
     if (first || (!this.chosen && this.active === null)) this.#chooseNext();
+    else this.#keepChoice(had);
     this.#tell("points");
+  }
+
+  /** Suggestions have come while a person places points: the next click still places the point that was announced. */
+  #keepChoice(had) {
+    const { active, points, suggestions } = this;
+    if (active === null || points[active] || had[active] || !suggestions[active]) return;
+    if (points.some(Boolean)) this.chosen = true;
+    else this.#chooseNext();
   }
 
   /** Have the next image's points at hand. @param {number} id */
