@@ -20,6 +20,8 @@ from typer.testing import CliRunner
 
 from label_project import CLIENT, TOKEN, Asking, draw_spots, place
 from tensor_dropout_lab import cli
+from tensor_dropout_lab.labelling.application import choose_port, find_last_port
+from tensor_dropout_lab.labelling.server import bind
 
 NETWORK = ["--backbone", "small_backbone:build", "--size", "16"]
 
@@ -158,6 +160,21 @@ def test_a_project_remembers_its_network_and_its_groups(folder, tmp_path):
     )
 
 
+def test_the_port_of_before_is_taken_if_it_is_free(tmp_path):
+    for content in ("", "{", "[]", '{"port": "80"}', '{"port": 80}', '{"port": true}'):
+        write(tmp_path / "project.json", content)
+        assert find_last_port(tmp_path) is None
+    with bind(0) as listener:
+        port = listener.getsockname()[1]
+        write(tmp_path / "project.json", json.dumps({"port": port}))
+        assert find_last_port(tmp_path) == port
+        listener.listen(1)
+        with choose_port(None, port, bind) as other:
+            assert other.getsockname()[1] != port
+    with choose_port(None, port, bind) as again:
+        assert again.getsockname()[1] == port
+
+
 # Sessions.
 
 
@@ -214,7 +231,7 @@ def test_killed_and_started_again_the_page_goes_on_and_ends_with_a_head(folder, 
     monkeypatch.setenv("TENSOR_DROPOUT_LABEL_TOKEN", TOKEN)
     with ThreadPoolExecutor(1) as pool:
         person = pool.submit(go_on, ask, confirmed, places)
-        said = label(folder, *cache, "--port", ask.port)
+        said = label(folder, *cache)  # at the port of before
         rounds = person.result()
     assert opened == [f"http://127.0.0.1:{ask.port}/?token={TOKEN}"]
     assert rounds[-1]["labelled"] >= 6

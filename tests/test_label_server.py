@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from label_project import CLIENT, OTHER, TOKEN, draw_spots, labelling, open_session, place
+from tensor_dropout_lab.labelling.messages import Suggestions
 from tensor_dropout_lab.labelling.server import LARGEST_BODY, PAGE
-from tensor_dropout_lab.labelling.session import Suggestions
 
 N = 6
 

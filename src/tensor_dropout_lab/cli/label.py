@@ -75,7 +75,10 @@ def label(
     ] = None,
     units: Annotated[str, one_of(("fractions", "pixels"), "Of a points.csv in --read.")] = "fractions",
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page.")] = True,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the page; 0: any that is free.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Of the page.", show_default="the last one if it is free, else any"),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of folds and starts.")] = 0,
 ) -> None:
     """Place points on pictures; a head learns while you label, and places them for you to correct.

@@ -7,13 +7,14 @@ import json
 import os
 import re
 import secrets
+import socket
 import threading
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.backbones import EFFICIENTNET, EFFICIENTNET_PACKAGES, check_spec
@@ -23,6 +24,9 @@ from tensor_dropout_lab.labelling.folder import PictureFolder, list_pictures, ma
 from tensor_dropout_lab.labelling.journal import find_fault_in_names
 from tensor_dropout_lab.labelling.session import COMMAND, POINTS, PROJECT, Session
 from tensor_dropout_lab.locks import FolderInUseError, lock_folder
+
+if TYPE_CHECKING:
+    from tensor_dropout_lab.labelling.fit_loop import FitLoop
 
 Say = Callable[[str], None]
 TOKEN = "TENSOR_DROPOUT_LABEL_TOKEN"
@@ -53,7 +57,7 @@ class LabelOptions:
     format: str | None = None
     units: str = "fractions"
     browser: bool = True
-    port: int = 0
+    port: int | None = None
     seed: int = 0
     modules: tuple[str, ...] = ()
 
@@ -93,7 +97,7 @@ def _label(options: LabelOptions, say: Say) -> None:
     _tell_unreadable(folder, say)
     events = Events()
     lone = read_lone_table(options.place, folder)
-    session = Session(folder, options.place, settings, events.publish)
+    session = Session(folder, options.place, settings, events.publish, port=find_last_port(options.place))
     with closing(session):
         if lone is not None:
             for line in add_labels(session, lone):
@@ -236,8 +240,9 @@ def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> 
     from tensor_dropout_lab.labelling.fit_loop import FitLoop
 
     token = choose_token()
-    with bind(options.port) as listener:
+    with choose_port(options.port, session.port, bind) as listener:
         port = listener.getsockname()[1]
+        session.remember_port(port)
         fits = FitLoop(session, options.cache, seed=options.seed, modules=options.modules, say=say)
         server = make_server(make_app(Api(session, events, fits), port=port, token=token), events)
         address = f"http://127.0.0.1:{port}/?token={token}"
@@ -249,8 +254,35 @@ def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> 
             with suppress(KeyboardInterrupt):  # the server has ended in order, and passes on why
                 server.run([listener])
             if fits.has_news:
-                say("Writing the head …")
-                say(f"The head is {fits.save_head()}; use it: tensor-dropout predict PICTURES --model {fits.folder}")
+                _save_head(fits, say)
+
+
+def _save_head(fits: FitLoop, say: Say) -> None:
+    say("Writing the head …")
+    try:
+        say(f"The head is {fits.save_head()}; use it: tensor-dropout predict PICTURES --model {fits.folder}")
+    except TensorDropoutError as error:  # the labels are safe, and the next session writes it
+        say(f"There is no new head: {error}")
+
+
+def find_last_port(out: Path) -> int | None:
+    """Where the page was at the last start; None if that is not known.
+
+    A page that is still open there can go on: its origin is the same.
+    """
+    try:
+        port = json.loads((out / PROJECT).read_text(encoding="utf-8"))["port"]
+    except (OSError, ValueError, KeyError, TypeError):  # there is none; what is damaged is told elsewhere
+        return None
+    return port if type(port) is int and 1024 <= port < 65536 else None
+
+
+def choose_port(asked: int | None, last: int | None, bind: Callable[[int], socket.socket]) -> socket.socket:
+    """A socket at the port that was asked for, else at the last one if it is free, else at any."""
+    if asked is None and last is not None:
+        with suppress(TensorDropoutError):
+            return bind(last)
+    return bind(asked or 0)
 
 
 def choose_token() -> str:

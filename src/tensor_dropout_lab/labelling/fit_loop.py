@@ -30,9 +30,10 @@ from tensor_dropout_lab.labelling.messages import (
     Fitted,
     HeadRequest,
     HeadWritten,
+    Suggestions,
     Task,
 )
-from tensor_dropout_lab.labelling.session import HEAD_FOLDER, Session, Suggestions
+from tensor_dropout_lab.labelling.session import HEAD_FOLDER, Session
 from tensor_dropout_lab.labelling.worker import run_worker
 
 FEWEST = 5

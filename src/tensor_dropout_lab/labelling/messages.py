@@ -106,3 +106,25 @@ class HeadWritten:
 
     folder: Path
     problem: str | None = None
+
+
+# What the loop makes of it, for the session.
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """What a fit says of all pictures, without its estimator; see ``learner.Round``.
+
+    Attributes:
+        number: counts the fits of a session from 1.
+        seq: the last action that the fit knew.
+    """
+
+    number: int
+    seq: int
+    points: np.ndarray
+    ellipses: np.ndarray
+    std: np.ndarray
+    gain: np.ndarray
+    doubtful: np.ndarray
+    suspect: np.ndarray

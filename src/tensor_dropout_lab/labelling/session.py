@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.labelling.folder import PictureFolder
 from tensor_dropout_lab.labelling.journal import Action, Journal, find_fault
 from tensor_dropout_lab.labelling.labels import Labels
+from tensor_dropout_lab.labelling.messages import Suggestions
 from tensor_dropout_lab.labelling.points_file import PointsFile
 from tensor_dropout_lab.run_records import write_json
 
@@ -29,25 +29,6 @@ COMMAND = "00000000"
 Publish = Callable[[dict[str, Any]], None]
 
 
-@dataclass(frozen=True)
-class Suggestions:
-    """What a fit says of all pictures, without its estimator; see ``learner.Round``.
-
-    Attributes:
-        number: counts the fits of a session from 1.
-        seq: the last action that the fit knew.
-    """
-
-    number: int
-    seq: int
-    points: np.ndarray
-    ellipses: np.ndarray
-    std: np.ndarray
-    gain: np.ndarray
-    doubtful: np.ndarray
-    suspect: np.ndarray
-
-
 class Session:
     """What is known, and what changes it.
 
@@ -56,13 +37,16 @@ class Session:
         out: where the journal, the table and the project are.
         settings: what pages are told of how features are computed.
         publish: is given the news.
+        port: where the page was at the last start, if that is known.
 
     Raises:
         TensorDropoutError: if the journal cannot be used.
     """
 
-    def __init__(self, folder: PictureFolder, out: Path, settings: dict[str, Any], publish: Publish) -> None:
-        self.folder, self.out, self.settings = folder, out, settings
+    def __init__(
+        self, folder: PictureFolder, out: Path, settings: dict[str, Any], publish: Publish, port: int | None = None
+    ) -> None:
+        self.folder, self.out, self.settings, self.port = folder, out, settings, port
         self.publish = publish
         self.lock = threading.RLock()
         self.labels = Labels()
@@ -319,8 +303,17 @@ class Session:
         self._file.rename(self.labels.names)
         self._targets = np.full((len(self.folder), len(self.labels.names), 2), np.nan)
         self._write(self.folder.names)
-        project = {"version": PROJECT_VERSION, "names": self.labels.names, "settings": self.settings}
-        write_json(self.out / PROJECT, project)
+        self._write_project()
+
+    def remember_port(self, port: int) -> None:
+        """Where the page is now, for the next start."""
+        with self.lock:
+            self.port = port
+            self._write_project()
+
+    def _write_project(self) -> None:
+        about = {"names": self.labels.names, "settings": self.settings, "port": self.port}
+        write_json(self.out / PROJECT, {"version": PROJECT_VERSION, **about})
 
     def _write(self, images: Iterable[str]) -> None:
         for image in images:
