@@ -31,12 +31,15 @@ from pathlib import Path
 from tensor_dropout_lab.labelling.application import LabelOptions, label_pictures
 import tensor_dropout_lab.labelling.exporting, tensor_dropout_lab.labelling.fit_loop as fit_loop, uvicorn
 import uvicorn.protocols.http.auto, uvicorn.lifespan.on, uvicorn.loops.auto
+from tensor_dropout_lab.labelling.session import Session
 fit_loop.FitLoop.running = contextlib.nullcontext
 print("ready", flush=True)
 for line in sys.stdin:
-    folder, port = json.loads(line)
+    folder, port, os.environ["TENSOR_DROPOUT_LABEL_TOKEN"], suspect = json.loads(line)
     child = os.fork()
     if child == 0:
+        if suspect:  # what a learner would say of a label that is far off
+            Session._is_suspect = lambda self, number: not self.labels.is_kept(self.folder.pictures[number].name)
         label_pictures(LabelOptions(Path(folder), browser=False, port=port), lambda text: print(text, flush=True))
         os._exit(0)
     print(f"child {child}", flush=True)
@@ -78,7 +81,7 @@ class LabelServer:
     """
 
     def __init__(self, folder: Path, *options: str, port: int = 0) -> None:
-        self.folder, self.options, self.port = folder, options, port
+        self.folder, self.options, self.port, self.token = folder, options, port, TOKEN
         self.log = folder.parent / f"{folder.name}.log"
         self.process: subprocess.Popen[str] | None = None
         self.start()
@@ -97,7 +100,7 @@ class LabelServer:
     @property
     def address(self) -> str:
         """What the command tells to open."""
-        return f"{self.base}?token={TOKEN}"
+        return f"{self.base}?token={self.token}"
 
     def start(self) -> None:
         """Start the command and wait until it listens."""
@@ -154,10 +157,10 @@ class Forks:
         self.process.wait(20)
         self._log.close()
 
-    def begin(self, folder: Path, port: int) -> int:
+    def begin(self, folder: Path, port: int, token: str, suspect: bool) -> int:
         """Start a server and wait until it listens; returns its number."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([str(folder), port]) + "\n")
+        self.process.stdin.write(json.dumps([str(folder), port, token, suspect]) + "\n")
         self.process.stdin.flush()
         child = int(self.read_until("child ").split()[1])
         self.read_until(f"127.0.0.1:{port}")
@@ -173,15 +176,21 @@ class Forks:
 
 
 class ForkedServer(LabelServer):
-    """A server that starts again within a fraction of a second; without a learner."""
+    """A server that starts again within a fraction of a second; without a learner.
 
-    def __init__(self, folder: Path, forks: Forks) -> None:
-        self.forks = forks
+    Args:
+        folder: of pictures.
+        forks: what starts it.
+        suspect: every labelled image is one to check.
+    """
+
+    def __init__(self, folder: Path, forks: Forks, suspect: bool = False) -> None:
+        self.forks, self.suspect = forks, suspect
         super().__init__(folder, port=find_port())
 
     def start(self) -> None:
         """Start it and wait until it listens."""
-        self.child = self.forks.begin(self.folder, self.port)
+        self.child = self.forks.begin(self.folder, self.port, self.token, self.suspect)
 
     def kill(self) -> None:
         """End it as a power cut would."""

@@ -570,6 +570,53 @@ def test_what_could_not_be_sent_survives_the_tab(chromium, forks, tmp_path):
         assert page.table()["0000.png"][1] is None
 
 
+def test_a_page_of_before_goes_on_with_the_token_of_a_new_tab(chromium, forks, tmp_path):
+    folder = tmp_path / "restarted"
+    draw_pictures(folder, 2)
+    with ForkedServer(folder, forks) as server:
+        page = LabelPage(chromium, server)
+        page.open()
+        name_points(page, 2)
+        page.wait_until_stored()
+        server.kill()
+        page.click(0.3, 0.3)
+        server.token = server.token[::-1]
+        server.start()
+        banner = "document.querySelector('#banner')"
+        chromium.wait_for(f"{banner}.textContent.includes('earlier start')")
+        first, second = chromium.tab, chromium.add_tab()
+        LabelPage(chromium, server).open()
+        assert chromium.tab == second
+        chromium.call("Page.close")
+        chromium.turn_to(first)
+        page.wait_until_stored()
+        chromium.wait_for(f"{banner}.hidden")
+        assert near(page.table()["0000.png"][:1], [(0.3, 0.3)])
+        page.click(0.7, 0.6)
+        page.wait_until_stored()
+        assert None not in page.table()["0000.png"]
+
+
+def test_a_label_to_check_is_said_to_be_right(chromium, forks, tmp_path):
+    folder = tmp_path / "checked"
+    draw_pictures(folder, 2)
+    with ForkedServer(folder, forks, suspect=True) as server:
+        page = LabelPage(chromium, server)
+        page.open()
+        name_points(page, 2)
+        page.click(0.3, 0.5)
+        page.click(0.6, 0.5)
+        page.wait_until_stored()
+        row = "document.querySelector('#row-0 .row-state').textContent"
+        chromium.wait_for(f"{row} === 'to check'")
+        assert chromium.evaluate(PALE) == []
+        chromium.click(*middle(page, "#keep"))
+        chromium.wait_for(f"{row} === 'labelled' && document.querySelector('#keep').hidden")
+        page.wait_until_stored()
+        assert page.journal()[-1]["kind"] == "keep"
+        assert page.said() == "Kept: the label is right."
+
+
 def test_a_thousand_images_stay_quick(chromium, forks, tmp_path):
     folder = tmp_path / "many"
     draw_pictures(folder, 1, (64, 48))

@@ -2,7 +2,7 @@
 
 import { byId, count, make, setText } from "./dom.js";
 
-const WAITS = [300, 600, 1200, 2500];
+const WAITS = [200, 300, 600, 1200, 2500];
 const SHORT = 8000;
 
 export class Connection {

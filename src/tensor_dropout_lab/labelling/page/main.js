@@ -6,7 +6,7 @@ import { Commands } from "./commands.js";
 import { Connection } from "./connection.js";
 import { addDrawers } from "./drawers.js";
 import { addGreyWindow } from "./grey.js";
-import { addOrder, addOutput } from "./output.js";
+import { addFit, addOrder, addOutput } from "./output.js";
 import { addTheme } from "./theme.js";
 import { byId, make } from "./dom.js";
 import { dress } from "./icons.js";
@@ -46,6 +46,7 @@ async function start() {
   listen(commands, viewer, gestures, controls);
   const say = { tell: () => {} };
   addOutput(api, state, (...words) => say.tell(...words));
+  addFit(api, (text) => say.tell(text));
   await firstLoad(state);
   const outbox = new Outbox(api, client, state.out);
   outbox.check = async () => {

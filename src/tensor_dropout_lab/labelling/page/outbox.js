@@ -7,7 +7,7 @@ import { hold, randomHex } from "./session.js";
  *   {type: "names", key: string, names: string[]}} Item */
 
 const AT_ONCE = 100;
-const WAITS = [150, 300, 600, 1200, 2500];
+const WAITS = [150, 150, 300, 600, 1200, 2500];
 
 /**
  * Events: "sent" {items, answer}, "refused" {items, message}, "change" (how many wait, and how it goes: see `state`).

@@ -1,4 +1,4 @@
-/** Files to take along: tables in four formats and the fitted head; the order of the images. */
+/** What is asked of the server by a button: files to take along, the head, a fit; and the order of the images. */
 
 import { announce } from "./announce.js";
 import { byId, make } from "./dom.js";
@@ -21,6 +21,18 @@ export function addOutput(api, state, tell) {
   byId("output").append(exports, head, where);
 }
 
+/** Ask for a fit at once. @param {import("./api.js").Api} api @param {(text: string) => void} tell */
+export function addFit(api, tell) {
+  byId("fit-now").addEventListener("click", async () => {
+    try {
+      await api.fit();
+      announce("It learns now.");
+    } catch (error) {
+      tell(`It cannot learn now: ${error.message || "the server does not answer"}`);
+    }
+  });
+}
+
 async function save(api, format, tell) {
   try {
     const { blob, name } = await api.export(format);
@@ -29,7 +41,7 @@ async function save(api, format, tell) {
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     announce(`${name} saved.`);
   } catch (error) {
-    tell(`Not exported: ${error.message}`);
+    tell(`Not exported: ${error.message || "the server does not answer"}`);
   }
 }
 
@@ -38,7 +50,7 @@ async function saveHead(api, tell) {
     const { path } = await api.saveHead();
     tell(`The head is in ${path}. Use it with: tensor-dropout predict NEW --model ${path}`, "good");
   } catch (error) {
-    tell(`Not saved: ${error.message}`);
+    tell(`Not saved: ${error.message || "the server does not answer"}`);
   }
 }
 

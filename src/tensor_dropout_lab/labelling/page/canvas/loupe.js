@@ -48,7 +48,7 @@ export class Loupe {
 
   #drawCross(context, place) {
     const middle = SIZE / 2;
-    for (const [color, width] of [["rgb(0 0 0 / 0.65)", 3], ["#fff", 1]]) {
+    for (const [color, width] of [["rgb(0 0 0 / 0.5)", 3.4], ["#fff", 1.4]]) {
       context.strokeStyle = color;
       context.lineWidth = width;
       context.beginPath();
