@@ -72,7 +72,7 @@ def labels_of_a_folder(draw):
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(labels=labels_of_a_folder())
 def test_there_and_back(tmp_path_factory, format, labels):
     path = tmp_path_factory.mktemp("exchange") / f"labels{FORMATS[format].ending}"
@@ -390,7 +390,7 @@ def test_files_of_other_kinds_are_refused_in_a_sentence(tmp_path, format, data):
         read_labels(write(tmp_path / "labels.bin", data), format)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.data(), format=st.sampled_from(list(FORMATS)))
 def test_any_cut_and_any_changed_byte_is_read_or_refused_in_a_sentence(tmp_path_factory, data, format):
     path = tmp_path_factory.mktemp("damage") / "labels"
