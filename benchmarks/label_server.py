@@ -201,7 +201,9 @@ def measure_session(options, pid, port, truth):
         "action_without_a_fit_at_first_ms": summarize(labels),
         "while_fits_run_ms": {"all": summarize(every)} | {name: summarize(times[name]) for name in times},
         "refit_seconds": sorted(entry["seconds"] for entry in refits),
+        "refit_cpu_seconds": sorted(entry["cpu_seconds"] for entry in refits),
         "label_to_suggestions_seconds": sorted(news_after_label),
+        "load_of_the_machine": os.getloadavg()[0],
         "memory_mb": measure_memory(pid),
         "rounds": rounds_after(),
     }
@@ -220,4 +222,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="label-server-") as place_of_all:
         record = measure(options, Path(place_of_all) / "pictures")
     print(json.dumps({key: value for key, value in record.items() if key != "rounds"}, indent=1))
-    write_json(options.out, {**record, "environment": describe_environment("starlette", "uvicorn")})
+    environment = describe_environment("starlette", "uvicorn")
+    for path in filter(None, (options.images, options.cache, options.out)):  # a record names no folder of a machine
+        environment["command"] = environment["command"].replace(str(path), f"FOLDER/{path.name}")
+    write_json(options.out, {**record, "environment": environment})

@@ -225,7 +225,7 @@ class Computer:
         self.waiting = deque(number for number in self.waiting if number not in labelled)
         for start in range(0, len(first), CHUNK):
             yield from self.compute(first[start : start + CHUNK])
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -234,13 +234,13 @@ class Computer:
             yield Failed(describe(error))
             return
         self._seq = request.seq
-        seconds = time.perf_counter() - began
+        seconds = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - cpu}
         yield Fitted(request.seq, _arrays(self.round), self._record(len(labelled), seconds))
 
-    def _record(self, labelled: int, seconds: float) -> dict[str, Any]:
+    def _record(self, labelled: int, seconds: dict[str, float]) -> dict[str, Any]:
         assert self.round is not None
         error = {key: _finite(getattr(self.round, key)) for key in ("error_pixels", "error_percent")}
-        return {"labelled": labelled, **error, "seconds": round(seconds, 3), **_plain(self.round.settings)}
+        return {"labelled": labelled, **error, **_plain(seconds), **_plain(self.round.settings)}
 
     def write_head(self, request: HeadRequest) -> HeadWritten:
         """Write the head of the last fit as ``tensor-dropout fit`` does."""
