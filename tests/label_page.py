@@ -58,7 +58,7 @@ def draw_pictures(folder: Path, count: int, size: tuple[int, int] = (120, 90)) -
         points = [(0.3 + shift[0], 0.3 + shift[1]), (0.6 + shift[0], 0.4 + shift[1]), (0.45 + shift[0], 0.7 + shift[1])]
         picture = Image.new("RGB", size, (118, 124, 130))
         draw = ImageDraw.Draw(picture)
-        for (x, y), color in zip(points, ("white", "black", (200, 60, 40)), strict=True):
+        for (x, y), color in zip(points, ("white", "black", "firebrick"), strict=True):
             draw.ellipse([x * width - 4, y * height - 4, x * width + 4, y * height + 4], fill=color)
         picture.save(folder / f"{number:04d}.png")
         places.append(points)

@@ -66,7 +66,7 @@ export class Points {
     else if (!names.length) setText(prompt, "Name the points first.");
     else if (active !== null) this.#promptFor(prompt, active);
     else if (done) setText(prompt, "This image is done.");
-    else setText(prompt, "Drag what is wrong, then accept the rest.");
+    else setText(prompt, "Drag what is wrong, then accept.");
     byId("accept").classList.toggle("primary", waiting.length > 0);
     byId("next").classList.toggle("primary", done);
   }

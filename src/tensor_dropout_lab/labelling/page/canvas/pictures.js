@@ -1,6 +1,6 @@
 /** Pictures as the canvas draws them: a few kept at hand, a smaller copy of large ones for quick drawing. */
 
-const KEPT = 4;
+const KEPT = 3;
 const SMALL = 2048;
 
 /** @typedef {{whole: ImageBitmap, small: ImageBitmap|null, width: number, height: number}} Picture */
