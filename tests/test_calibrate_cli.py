@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import tensor_dropout as td
+from bare_spread import check
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import load_data
 from tensor_dropout_lab.evaluation.calibrating import FILE
@@ -97,6 +98,7 @@ def test_numbers_get_intervals_by_group(spots, tmp_path):
     assert list(rows[0]) == ["file", *(f"{name}{end}" for end in ("", "_low", "_high", "_masks") for name in names)]
     low, high = record["interval"]["age"]
     assert float(rows[3]["age_high"]) - float(rows[3]["age_low"]) < high - low
+    assert check("\n".join([before, said, after]), tmp_path) == {".csv", ".json"}
     copied = shutil.copytree(run, tmp_path / "copy")
     (copied / FILE).write_bytes(b"damaged")
     refused = invoke("predict", picture, "--model", copied, "-o", tmp_path / "no", code=1)
@@ -177,7 +179,16 @@ def test_evaluate_tells_what_sets_hold(digits, tmp_path):
     assert found["held_out"] is True
     assert said.index("Calibrated on 360 validation examples of digits") < said.index("calibrated sets")
     assert re.search(r"Temperature [\d.]+: NLL [\d.]+ before, [\d.]+ after; ECE", said)
-    assert invoke("show", tmp_path / "out").count("calibrated sets") == 1  # from the record alone
+    shown = invoke("show", tmp_path / "out")
+    assert shown.count("calibrated sets") == 1  # from the record alone
+    check(said + shown, tmp_path / "out")
+    path = tmp_path / "out" / "evaluation.json"
+    record = json.loads(path.read_text())
+    del record["calibration"]
+    path.write_text(json.dumps(record))
+    shown = invoke("show", tmp_path / "out")  # a record of before
+    assert "No calibration: this record says nothing of it; evaluate the run again." in shown
+    assert "clean accuracy" in shown
 
 
 def test_evaluate_tells_what_intervals_hold_and_the_masks_as_their_part(spots, tmp_path):
@@ -186,7 +197,12 @@ def test_evaluate_tells_what_intervals_hold_and_the_masks_as_their_part(spots, t
     assert found == {"missing": "nobody measured how far off single predictions are; tensor-dropout calibrate RUN does"}
     assert "No calibration: nobody measured how far off single predictions are; tensor-dropout calibrate RUN" in said
     invoke("calibrate", run)
-    said, found = evaluate(run, tmp_path / "after", "--mode", "exact")
+    said, found = evaluate(run, tmp_path / "after", "--mode", "exact", "--noise", "gaussian", "--repeats", 1)
+    both = invoke("compare", tmp_path / "after", tmp_path / "before")
+    shown = [invoke("show", place) for place in (run, tmp_path / "after")]
+    assert "test.width_95 (spread over the masks alone)" in shown[0]
+    assert "spread: over masks, draws or members alone, no error" in both
+    assert check("\n".join([said, both, *shown]), run, tmp_path / "after") == {".csv", ".json", ".svg"}
     network, calibration = td.load(run / "model.safetensors").eval(), td.load_calibration(run / FILE)
     settings = json.loads((run / "run.json").read_text())["settings"]
     data = load_data("table", root=spots[0], seed=settings["data.seed"], **data_options(settings))
@@ -217,17 +233,6 @@ def test_evaluate_tells_what_intervals_hold_and_the_masks_as_their_part(spots, t
     )
     said, found = evaluate(run, tmp_path / "ensemble", "--ensemble", spots[1])
     assert found["missing"].startswith("an ensemble has none")
-
-
-def test_a_record_of_before_says_that_it_has_none(digits, tmp_path):
-    evaluate(digits[0], tmp_path / "out")
-    path = tmp_path / "out" / "evaluation.json"
-    record = json.loads(path.read_text())
-    del record["calibration"]
-    path.write_text(json.dumps(record))
-    said = invoke("show", tmp_path / "out")
-    assert "No calibration: this record says nothing of it; evaluate the run again." in said
-    assert "clean accuracy" in said
 
 
 # One that was made on other data.

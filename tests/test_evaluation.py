@@ -174,6 +174,7 @@ def test_predictions_of_several_targets_are_columns(tmp_path, phantom):
     with path.open() as file:
         rows = list(csv.DictReader(file))
     assert [row.pop("name") for row in rows] == phantom.test.names
-    assert list(rows[0]) == [f"{kind}_{name}" for kind in ("target", "predicted", "masks") for name in ("age", "volume")]
+    kinds = ("target", "predicted", "masks")
+    assert list(rows[0]) == [f"{kind}_{name}" for kind in kinds for name in ("age", "volume")]
     assert [float(row["predicted_volume"]) for row in rows] == [2 * k + 1 for k in range(n)]
     assert {row["masks_age"] for row in rows} == {"0.5"}

@@ -514,7 +514,7 @@ LACKING = {key: value for key, value in good_config()["layers"][""].items() if k
         pytest.param("null", DAMAGED, id="null"),
         pytest.param("[1, 2]", DAMAGED, id="a list"),
         pytest.param('{"version": 1}', DAMAGED, id="no layers"),
-        pytest.param('{"version": 3, "layers": {}}', "format version 3, this library reads version 1 and 2", id="newer"),
+        pytest.param('{"version": 3, "layers": {}}', "format version 3, .* reads version 1 and 2", id="newer"),
         pytest.param('{"version": "1", "layers": {}}', "format version 1", id="version as text"),
         pytest.param(json.dumps(good_config(type="Evil")), "unknown type 'Evil'", id="unknown type"),
     ],

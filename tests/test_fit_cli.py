@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import small_backbone
 import tensor_dropout as td
+from bare_spread import check
 from tensor_dropout.sklearn import FeatureMaps, TensorRegressorCV
 from tensor_dropout_lab import cli, head_fitting, head_predictions
 from tensor_dropout_lab.data.image_files import find_images
@@ -373,7 +374,7 @@ def test_predictions_of_a_folder(points, images, tmp_path):
     result = invoke("predict", folder, "--model", base / "fit", *BACKBONE[:2], "-o", tmp_path)
     assert result.exit_code == 0, result.output
     assert "Intervals are those that hold for 90 % of the held-out images of the fit" in result.output
-    assert "±" not in result.output
+    assert check(result.output, base / "fit", tmp_path) == {".csv", ".md"}  # no spread over masks as an error
     rows = read_csv(tmp_path / "predictions.csv")
     names = [f"{name}{end}" for end in ("", "_std", "_low", "_high") for name in ("spot_x", "spot_y")]
     assert list(rows[0]) == ["file", *names]
@@ -492,8 +493,17 @@ def test_classes_have_a_probability(classes, images, tmp_path):
     result = invoke("predict", *files, "--model", base / "fit", *BACKBONE[:2], "-o", tmp_path)
     assert result.exit_code == 0, result.output
     assert "probability" in result.output
-    assert "±" not in result.output
+    assert "; 90 % set: " in result.output
+    assert "Sets are those that hold for 90 % of the held-out images of the fit" in result.output
+    check(result.output, base / "fit", tmp_path)
     rows = read_csv(tmp_path / "predictions.csv")
+    estimator = open_fitted(base / "fit").estimator
+    maps = open_fitted(base / "fit").feature_maps(BACKBONE[1])
+    sets = estimator.predict_set(maps.transform(files), 0.9)
+    assert [row["set"].split("; ") for row in rows] == [
+        sorted(estimator.classes_[inside], key=lambda name: name != row["class"]) or [""]
+        for row, inside in zip(rows, sets, strict=True)
+    ]
     assert [row["class"] for row in rows] == sides[:3].tolist()  # seen in the fit
     assert all(0.5 <= float(row["probability"]) <= 1 for row in rows)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["predictions.csv"]

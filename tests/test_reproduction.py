@@ -46,7 +46,9 @@ from tensor_dropout_lab.locks import lock_folder
 from tensor_dropout_lab.nets.heads import build_head
 from tensor_dropout_lab.report.characters import escape_latex
 from tensor_dropout_lab.report.collect import build_section, collect
-from tensor_dropout_lab.report.sections.runs import find_runs, pool, show_number
+from tensor_dropout_lab.report.model import Section
+from tensor_dropout_lab.report.sections.calibration import UNCALIBRATED, add_calibration, tabulate_calibrations
+from tensor_dropout_lab.report.sections.runs import Part, find_runs, pool, show_number
 from tensor_dropout_lab.run_records import describe_command, write_json
 from tensor_dropout_lab.training import loop
 from tensor_dropout_lab.training.step import Step
@@ -1339,6 +1341,58 @@ def test_uncertainty_is_widened_by_what_other_folds_leave_over(tmp_path):
         damage(folder / "outcomes.npz")
         rows = section_of("mri-uncertainty", tmp_path, tmp_path, "paper").tables[0].rows
         assert {cell.state for row in rows for cell in row[1:]} == {"not run", "damaged"}
+
+
+MEASURED = {
+    "rtrl-cp": {
+        "task": "classification",
+        "temperature": 1.5,
+        "before": {"nll": 0.9},
+        "after": {"nll": 0.7},
+        "levels": [{"coverage": level, "inside": 100 * level + 1, "size": 10 * level} for level in (0.5, 0.9)],
+    },
+    "numbers": {
+        "task": "regression",
+        "masks": {"age": 1.0, "size": 3.0},
+        "levels": [
+            {"coverage": level, "target": name, "inside": 100 * level + more, "width": 10 * more}
+            for level in (0.9, 0.95)
+            for name, more in (("age", 1.0), ("size", 2.0))
+        ],
+    },
+}
+"""What evaluations say of calibrated runs."""
+
+
+def test_what_calibrated_runs_hold_has_a_table_and_others_say_that_there_is_none(tmp_path):
+    clean = {
+        "summary": {"clean": {"accuracy": 70.0, "nll": 1.0, "low": 60.0, "high": 80.0}, "attacks": [], "noise": []}
+    }
+    clean["summary"] |= {"worst_case": [], "task": "classification"}
+    recipe = load_recipe("beyond-unknown", "rtrl-cp")
+    for cell in expand(recipe, "paper"):
+        forge(cell, tmp_path, {"test": clean["summary"]["clean"], "compression_ratio": 2.0}, evaluation=clean)
+    part = Part("beyond-unknown", "paper", tmp_path, tmp_path / "figures")
+    plain = Section("beyond-unknown", "", "", notes=["before"])
+    assert add_calibration(plain, part).notes == ["before", UNCALIBRATED]
+    (cell,) = expand(recipe, "paper")[:1]
+    forge(cell, tmp_path, evaluation={**clean, "calibration": {"missing": "nobody measured"}})
+    assert add_calibration(plain, part).notes == ["before", UNCALIBRATED]
+    forge(cell, tmp_path, evaluation={**clean, "calibration": MEASURED["rtrl-cp"]})
+    found = add_calibration(plain, part)
+    assert found.notes == ["before"]
+    (table,) = found.tables
+    (row,) = [row for row in table.rows if row[0].text == recipe.row]
+    assert [cell.text for cell in row[1:]] == ["1.5 (1)", "0.9 (1)", "0.7 (1)", "91 (1)", "9 (1)"]
+    empty = add_calibration(plain, Part("beyond-unknown", "paper", tmp_path / "none", tmp_path))
+    assert (empty.notes, empty.tables) == (["before"], [])  # not run: the section says so itself
+
+
+def test_calibrated_numbers_are_means_over_targets_and_runs():
+    table = tabulate_calibrations({"CP": [MEASURED["numbers"]] * 2, "FC": []})
+    assert [cell.text for cell in table.rows[0]] == ["CP", "91.5 (2)", "15 (2)", "2 (2)"]
+    assert [cell.text for cell in table.rows[1]] == ["FC", *["not calibrated"] * 3]
+    assert table.columns[-1] == "masks, mean std"
 
 
 def test_an_ensemble_is_evaluated_after_all_its_members(edit, tmp_path, started):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -61,7 +62,7 @@ def print_run(store: RecordStore, experiment: str, name: str, console: Console) 
     identity = records.get("cell.json", {}).get("identity", {})
     _tabulate(console, "settings", settings.get("settings") or identity.get("config") or identity.get("of", {}))
     _tabulate(console, "data", settings.get("data", {}))
-    _tabulate(console, "result", records.get("result.json", {}))
+    _tabulate(console, "result", records.get("result.json", {}), name_result)
     for path in ("evaluation.json", "evaluation/evaluation.json"):
         if path in records:
             from tensor_dropout_lab.evaluation.show import print_evaluation  # of attacks: it needs torch
@@ -97,15 +98,28 @@ def _print(console: Console, title: str, *texts: str | None) -> None:
         console.print(escape(text), highlight=False)
 
 
-def _tabulate(console: Console, title: str, record: Mapping[str, Any]) -> None:
-    """Keys and values; long lists by their length."""
+def name_result(key: str) -> str:
+    """The key of a result, which says so where its number is of the spread over the masks alone.
+
+    Example:
+        >>> name_result("test.width_95"), name_result("test.mae")
+        ('test.width_95 (spread over the masks alone)', 'test.mae')
+    """
+    of_spread = re.search(r"(coverage|width)_\d+$", key)
+    return f"{key} (spread over the masks alone)" if of_spread else key
+
+
+def _tabulate(
+    console: Console, title: str, record: Mapping[str, Any], name: Callable[[str], str] = lambda key: key
+) -> None:
+    """Keys, as they are to be named, and values; long lists by their length."""
     rows = _flatten(record)
     if not rows:
         return
     console.print(f"\n[bold]{escape(title)}[/bold]")
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for key, value in rows:
-        table.add_row(escape(key), escape(value))
+        table.add_row(escape(name(key)), escape(value))
     console.print(table)
 
 
