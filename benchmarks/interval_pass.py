@@ -9,7 +9,7 @@
 - **head**: ``head.moments(x)`` against ``head(x)`` on features of 512×8×8, batch 16, up to 10,000 outputs.
 
 Heads are those by name with their default ranks and modes. Both passes of a pair are timed in turn, in seconds of the
-processor; a ratio is that of the medians. Multiply-adds are those of matrix products and convolutions by torch's counter.
+processor; a ratio is that of the medians. Multiply-adds are those of products and convolutions by torch's counter.
 """
 
 from __future__ import annotations

@@ -23,6 +23,8 @@ from torch import Tensor
 from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.laws import ExchangeableLaw, Law
 
+PAIRS_UP_TO = 16
+"""Tucker: the joint rank of all input modes but one, up to which products of pairs are kept for gradients."""
 PLANNED_BATCH = 32
 """The batch that work is counted for while a graph is traced, where it is not known."""
 IN_CACHE = 2**18
@@ -260,6 +262,8 @@ TuckerForm = Literal["outputs", "rows", "pairs", "modes"]
 def cheapest_tucker_form(batch: int, core: Sequence[int], outputs: int, masks: list[MaskMoments]) -> TuckerForm:
     """Which form of the variances takes the fewest multiply-adds; the output mask is exchangeable.
 
+    With gradients it is "pairs" by its size alone: it is the one that keeps many numbers.
+
     - "outputs", "rows": where one input mode at most is masked, see :func:`_tucker_by_rows`.
     - "pairs": where the largest one and others are, see :func:`_tucker_by_pairs`.
     - "modes": mode by mode for each sample, whatever the masks are.
@@ -280,8 +284,10 @@ def cheapest_tucker_form(batch: int, core: Sequence[int], outputs: int, masks: l
     if masks[kept].alike is None:
         return "modes"
     if sum([mask.dropped for mask in masks]) > 1:
-        pairs = T * (T + 1) // 2
-        return "pairs" if R * (T * Q * outputs + (batch + 2) * pairs * (Q + outputs)) <= modes else "modes"
+        if torch.is_grad_enabled():
+            return "pairs" if T <= PAIRS_UP_TO else "modes"
+        pairs = R * (T * Q * outputs + (batch + 2) * (T * (T + 1) // 2) * (Q + outputs))
+        return "pairs" if pairs <= modes else "modes"
     by_rows = batch * R * Q * (T + outputs)
     by_outputs = R * T * (Q * outputs + batch * (Q + outputs))
     if modes < min(by_rows, by_outputs):
