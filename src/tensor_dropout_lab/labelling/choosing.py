@@ -10,8 +10,10 @@ AHEAD = 25
 """How many images are chosen one after another: no two alike."""
 LESS_SURE = 1.5
 """A suggestion is doubtful if its std is so many times that of held-out labels in the mean."""
-FAR = 6.0
-"""A label is to be checked if its held-out error is so many times the median error of that point."""
+FAR = 4.0
+"""A label is to be checked if its held-out error is so many times what is usual for its point and its image."""
+SEVERAL = 4
+"""Points that an image needs before its own median error counts."""
 JUDGED = 10
 """Labels of a point that its median takes."""
 SMALLEST = 0.005
@@ -65,14 +67,22 @@ def find_doubtful(std: np.ndarray, usual: float) -> np.ndarray:
 
 
 def find_suspect(errors: np.ndarray) -> np.ndarray:
-    """Labelled images (m,) with a point whose held-out error is far from what is usual for that point.
+    """Labelled images (m,) with a point whose held-out error is far from what is usual for that point and image.
+
+    The error of a point is divided by the median error of that point. Of an image with several points it is divided by
+    their median once more, if that is above 1: where all points are off, the image is hard and no hand has slipped.
 
     Args:
         errors: (m, P), in shares of the longer side; NaN where unknown.
     """
-    suspect = np.zeros(errors.shape, dtype=bool)
-    for point, column in enumerate(errors.T):
-        known = column[~np.isnan(column)]
-        if len(known) >= JUDGED:
-            suspect[:, point] = column > max(FAR * float(np.median(known)), SMALLEST)
-    return suspect.any(axis=1)
+    judged = (~np.isnan(errors)).sum(axis=0) >= JUDGED
+    known = np.where(judged, errors, np.nan)
+    if not judged.any():
+        return np.zeros(len(errors), dtype=bool)
+    usual = np.full(errors.shape[1], np.nan)
+    usual[judged] = np.nanmedian(known[:, judged], axis=0)
+    ratio = known / np.maximum(usual, 1e-9)
+    several = (~np.isnan(ratio)).sum(axis=1) >= SEVERAL
+    ratio[several] /= np.maximum(1.0, np.nanmedian(ratio[several], axis=1))[:, None]
+    suspect: np.ndarray = ((ratio > FAR) & (known > SMALLEST)).any(axis=1)
+    return suspect

@@ -103,6 +103,7 @@ class Learner:
         groups: of all images, such as the specimen; None: each image is its own.
         seed: of all that is random.
         rounds: how many rounds of the second stage at most; 0 for none.
+        search: whether other settings are tried now and then.
         first_stage: what fits the first stage; the benchmark puts ridge here.
     """
 
@@ -113,6 +114,7 @@ class Learner:
         *,
         seed: int = 0,
         rounds: int = ROUNDS,
+        search: bool = True,
         first_stage: Callable[..., CrossFits] = cross_fit,
     ) -> None:
         self.sizes = np.asarray(sizes, dtype=np.float64)
@@ -122,7 +124,7 @@ class Learner:
                 f"Learner: sizes are (n, 2) and groups (n,), got {self.sizes.shape} and "
                 f"{'None' if groups is None else len(groups)}"
             )
-        self.seed, self.rounds, self.first_stage = seed, rounds, first_stage
+        self.seed, self.rounds, self.search, self.first_stage = seed, rounds, search, first_stage
         self.maps = MapStore(n, seed)
         self.settings = Settings()
         self._groups = np.arange(n) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
@@ -195,7 +197,8 @@ class Learner:
     def _search(self, labels: Labels) -> None:
         """Now and then, try other settings on two of the folds: the weight of the norms, next time θ."""
         splits = split_folds(labels.truth.flatten(1), labels.folds)[:SEARCH_FOLDS]
-        if len(labels.rows) < self._searched + SEARCH_EVERY or len(splits) < SEARCH_FOLDS:
+        due = self.search and len(labels.rows) >= self._searched + SEARCH_EVERY
+        if not due or len(splits) < SEARCH_FOLDS:
             return
         self._searched, self._searches = len(labels.rows), self._searches + 1
         now = self.settings
