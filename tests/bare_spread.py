@@ -12,16 +12,17 @@ import re
 
 NO_SPREAD = ("targets like 1e8 ± 1",)
 """Words with a ± that are about something else."""
-MEASURED = re.compile(r"± [\d.]+ \(\d+\)")
+MEANT = re.compile(r"\d+ % intervals: |± half of the \d+ % interval|± std over mask seeds")
+"""How a line says what its ± is of."""
+SEEDS = re.compile(r"± [\d.]+ \(\d+\)")
 """Of a table: half of the interval over seeds, and their number."""
 
 
 def find_bare(text):
-    """Lines with a ± that neither they nor their column say the meaning of."""
+    """Lines with a ± that do not say what it is of."""
     for words in NO_SPREAD:
         text = text.replace(words, "")
-    return [line for line in text.splitlines() if "±" in line and not re.search("interval|seed", line)
-            and not (MEASURED.search(line) and "±" not in MEASURED.sub("", line))]  # fmt: skip
+    return [line for line in text.splitlines() if "±" in line and not MEANT.search(line) and "±" in SEEDS.sub("", line)]
 
 
 def find_bare_headings(text):

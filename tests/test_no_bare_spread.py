@@ -31,6 +31,8 @@ PAGES = [
         ("90 % intervals: age ± 16", False),
         ("| FC | 75.1 ± 0.3 (3) |", False),
         ("| FC | 75.1 ± 0.3 |", True),
+        ("predict out/rtrl-cp-seed0  # 29.9 ± 1.4", True),
+        ("intervals: mean ± z·std", True),
         ("mean ± half of the 95 % interval over seeds", False),
     ],
 )
