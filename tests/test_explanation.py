@@ -23,8 +23,8 @@ from tensor_dropout_lab.data.nifti import ScanReader
 from tensor_dropout_lab.data.nifti.volumes import read_input
 from tensor_dropout_lab.explanation import Explanation, enlarge, explain, find_peak, merge_head
 from tensor_dropout_lab.explanation_figures import draw_explanation, slice_volume, view_picture
-from tensor_dropout_lab.file_predictions import format_uncertain
 from tensor_dropout_lab.nets import HEADS, build_net
+from tensor_dropout_lab.prediction_table import format_uncertain
 from training_runs import run
 
 SHAPES = {"2-D": (3, 16, 24), "3-D": (1, 16, 18, 24)}

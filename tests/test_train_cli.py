@@ -23,8 +23,8 @@ from typer.testing import CliRunner
 import tensor_dropout as td
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.data import load_data
-from tensor_dropout_lab.file_predictions import format_uncertain
 from tensor_dropout_lab.locks import lock_folder
+from tensor_dropout_lab.prediction_table import format_uncertain
 from tensor_dropout_lab.run_records import write_json
 from tensor_dropout_lab.training.config import resolve_config
 from tensor_dropout_lab.training.runs import RunFolder, data_options, list_runs

@@ -16,7 +16,8 @@ from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import Files, Item, Preparation
 from tensor_dropout.progress import show_progress
 from tensor_dropout_lab.data.table_reader import TableReader
-from tensor_dropout_lab.file_predictions import (
+from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
+from tensor_dropout_lab.prediction_table import (
     COVERAGE,
     FilePredictions,
     check_coverage,
@@ -29,7 +30,6 @@ from tensor_dropout_lab.file_predictions import (
     refuse_overwriting,
     write_table,
 )
-from tensor_dropout_lab.fitted_head import FittedHead, open_fitted, scale_points
 
 AT_ONCE = 32
 """How many images are in memory at once."""

@@ -10,7 +10,7 @@ from tensor_dropout_lab.cli.failures import report_failure
 from tensor_dropout_lab.cli.options import spare_other_programs
 
 if TYPE_CHECKING:
-    from tensor_dropout_lab.file_predictions import FilePredictions
+    from tensor_dropout_lab.prediction_table import FilePredictions
 
 
 def predict(
@@ -61,7 +61,7 @@ def predict(
 
     With the folder of tensor-dropout fit: a table of the points or numbers, in the units of the fit's own table, each
     with an interval that held for 90 % of its held-out images (x_low, x_high) and the standard deviation of its error
-    (x_std); and the points drawn on each image, in ellipses. Of classes, the class and its probability.
+    (x_std); and the points drawn on each image, in ellipses. Of classes, the class, its probability and the set.
 
     Of several files, one that cannot be predicted does not stop the others: its row in the table has the reason under
     "error", and the exit status is 1.
