@@ -14,8 +14,8 @@ from labelling.running import DLIB, LOOP, PARTS, STAGE, Cell, list_cells, read_r
 from labelling.tables import PICTURE, RECORD, TABLES, draw, render
 from tensor_dropout_lab.run_records import handing_on_the_command
 
-QUICK = [Cell(LOOP, data.SIMULATED, method, 40, 0) for method in ("two stages", "first stage alone")]
-QUICK += [Cell(STAGE, data.SIMULATED, "two stages", 30, 0)]
+QUICK = [Cell(LOOP, data.SIMULATED, method, 24, 0) for method in ("two stages", "first stage alone")]
+QUICK += [Cell(STAGE, data.SIMULATED, "two stages", 24, 0)]
 PICTURES = Path("../shared/data/position")
 
 
@@ -35,7 +35,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--picture", type=Path, help=f"default: {PICTURE}")
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="where --quick writes (default: out/bench)")
     parser.add_argument("--report", action="store_true", help="only tables and the picture")
-    parser.add_argument("--quick", action="store_true", help="40 simulated pictures; into --out")
+    parser.add_argument("--quick", action="store_true", help="24 simulated pictures; into --out")
     return parser
 
 

@@ -12,8 +12,8 @@ LESS_SURE = 1.5
 """A suggestion is doubtful if its std is so many times that of held-out labels in the mean."""
 FAR = 4.0
 """A label is to be checked if its held-out error is so many times what is usual for its point and its image."""
-SEVERAL = 4
-"""Points that an image needs before its own median error counts."""
+SEVERAL = 5
+"""Points that an image needs before its own median error counts: two that were swapped are not half of them."""
 JUDGED = 10
 """Labels of a point that its median takes."""
 SMALLEST = 0.005

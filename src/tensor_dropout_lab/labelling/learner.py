@@ -188,7 +188,7 @@ class Learner:
         if len(rows) < FEWEST or not bool(varies(truth.flatten(1)).any()):
             raise TensorDropoutError(
                 f"Learner.fit: {FEWEST} labelled images with features, whose points differ, are needed; there are "
-                f"{len(rows)}; label more, or wait for the features"
+                f"{int(enough.any(axis=1).sum())}; label more, or wait for the features"
             )
         self.maps.settle()
         folds, groups = self._folds.assign(rows), torch.from_numpy(self._groups[rows])
