@@ -300,6 +300,17 @@ def test_a_draw_of_classes_has_every_method():
         assert "linear head" in tables.render_rows(part, two)
 
 
+@needs_laplace
+@pytest.mark.parametrize("structure", classes.LAPLACE)
+def test_probabilities_are_those_of_laplace_torch(structure):
+    x, y, layer = draw(40, 5).float(), torch.arange(40) % 3, torch.nn.Linear(5, 3)
+    model = torch.nn.Sequential(torch.nn.Identity(), layer)
+    found = last_layers.make_laplace(model, "classification", structure, x, y, 16, prior_precision=2.0)
+    new = draw(7, 5, seed=1).float()
+    probs = classes.probit(layer(new), classes.output_variance(found, structure, new))
+    assert torch.allclose(probs, found(new), atol=1e-5)
+
+
 # Time.
 
 

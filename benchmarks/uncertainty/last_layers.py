@@ -56,13 +56,15 @@ def linear_model(weight: Tensor) -> nn.Module:
     return nn.Sequential(nn.Identity(), layer)
 
 
-def make_laplace(model: nn.Module, task: str, structure: str, z: Tensor, y: Tensor, **settings: Any) -> Any:
-    """A last-layer Laplace approximation, fitted."""
+def make_laplace(
+    model: nn.Module, task: str, structure: str, z: Tensor, y: Tensor, batch: int | None = None, **settings: Any
+) -> Any:
+    """A last-layer Laplace approximation, fitted; the diagonal takes batch · outputs · parameters numbers."""
     from laplace import Laplace
 
     found = Laplace(model, task, subset_of_weights="last_layer", hessian_structure=structure, **settings)
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):  # a bar for each fit
-        found.fit(DataLoader(TensorDataset(z, y), batch_size=len(z)))
+        found.fit(DataLoader(TensorDataset(z, y), batch_size=batch or len(z)))
     return found
 
 

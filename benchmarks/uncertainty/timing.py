@@ -23,7 +23,7 @@ RECORD = Path("results/speed/uncertainty.json")
 OUTPUTS = (1, 10, 100, 1000, 10_000)
 SHAPE, FEATURES, BATCH, FITTED = (112, 7, 7), 128, 64, 200
 TUCKER = (64, 3, 3, 64)
-ENOUGH, SECONDS, GIGABYTES = 1.0, 60, 4
+ENOUGH, SECONDS, GIGABYTES = 0.5, 60, 4
 DRAWS, MEMBERS = 32, 5
 WAIT = 600
 """Seconds by the clock, for a machine that does other work beside."""
