@@ -787,7 +787,7 @@ def test_the_data_set_of_the_guide_trains_by_its_name(tmp_path):
     assert "test, row: mae" in done["out"]
     folder = tmp_path / "out/runs/spots/rtrl-cp-seed0"
     assert read_result(folder)["test"]["targets"].keys() == {"row", "column"}
-    assert {"predicted_row", "std_column"} <= read_predictions(folder)[0].keys()
+    assert {"predicted_row", "masks_column"} <= read_predictions(folder)[0].keys()
     assert json.loads((folder / "run.json").read_text())["head"]["law"] == "half"
     evaluate = ["evaluate", folder, "--protocol", "none", "--noise", "none", "--mode", "exact", "--device", "cpu"]
     (done,) = run_in(tmp_path, [*known, *evaluate])
