@@ -152,6 +152,20 @@ def test_absent_points_and_a_point_with_one_label(maps):
     assert np.isneginf(found.gain[:LABELLED]).all()
 
 
+def test_a_new_point_with_three_labels_spoils_nothing(maps):
+    """Two of them are in one fold: where that is held out, one label of the point is left."""
+    groups = [{0: "a", 5: "a"}.get(k, str(k)) for k in range(N)]
+    targets = label(maps[2], slice(LABELLED))
+    targets[:, 3] = np.nan
+    targets[[0, 5, 7], 3] = maps[2][[0, 5, 7], 3]
+    found = make(maps, groups=groups).fit(targets)
+    assert found.fitted.all()
+    assert np.isfinite(found.points).all()
+    assert np.isnan(found.ellipses[:, 3]).all()  # three groups do not tell 90 %
+    assert np.isfinite(found.ellipses[:, :3]).all()
+    assert 100 * np.linalg.norm((found.points - maps[2])[LABELLED:, :3], axis=-1).mean() < 2
+
+
 def test_images_without_maps_have_no_suggestions(maps):
     coarse, fine, points = maps
     learner = Learner(SIZES, search=False)

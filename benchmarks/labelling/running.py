@@ -13,18 +13,19 @@ from typing import Any
 
 from position import append
 
-from labelling import shape_predictor
+from labelling import shape_predictor, speed
 from labelling.data import SETS, draw_images
 from labelling.loop import METHODS, OURS, RIDGE, run_loop, run_slips, run_stage
 from tensor_dropout_lab.run_records import describe_environment
 
-LOOP, STAGE, DLIB, SLIP = "loop", "stage", "dlib", "slips"
-PARTS = (LOOP, STAGE, DLIB, SLIP)
+LOOP, STAGE, DLIB, SLIP, SPEED = "loop", "stage", "dlib", "slips", "speed"
+PARTS = (LOOP, STAGE, DLIB, SLIP, SPEED)
 RUNS, IMAGES = 5, 300
 SIZES = (50, 100, 200)
 LABELLED = 100
-"""Of the cells with slips."""
+"""Of the cells with slips, and of those that are timed."""
 DLIB_SETS, DLIB_RUNS = ("wings", "faces"), 3
+TIMED = "wings"
 
 
 @dataclass(frozen=True, order=True)
@@ -53,6 +54,8 @@ def list_cells(sets: Sequence[str] = SETS, parts: Sequence[str] = PARTS, runs: i
         cells += [Cell(LOOP, name, method, IMAGES, run) for method in METHODS]
         cells += [Cell(STAGE, name, method, n, run) for n in SIZES for method in (OURS, RIDGE)]
         cells += [Cell(SLIP, name, OURS, LABELLED, run)]
+        if name == TIMED and run < DLIB_RUNS:
+            cells.append(Cell(SPEED, name, OURS, LABELLED, run))
         if name in DLIB_SETS and run < DLIB_RUNS:
             cells += [Cell(DLIB, name, DLIB, n, run) for n in SIZES]
     return sorted((cell for cell in cells if cell.part in parts), key=lambda cell: PARTS.index(cell.part))
@@ -60,6 +63,8 @@ def list_cells(sets: Sequence[str] = SETS, parts: Sequence[str] = PARTS, runs: i
 
 def run_cell(cell: Cell, features: Path, pictures: Path) -> dict[str, Any]:
     """What one cell measures."""
+    if cell.part == SPEED:
+        return speed.run(features, cell.set, cell.n, cell.run)
     size = {LOOP: cell.n, SLIP: cell.n}.get(cell.part, cell.n + IMAGES)
     images = draw_images(features, cell.set, size, cell.run)
     if cell.part == LOOP:

@@ -11,7 +11,7 @@ from position_heads.tables import write_table
 
 from labelling.data import SETS, SIDES, SIMULATED, TOLERANCES
 from labelling.loop import BY_GAIN, METHODS, OURS, RIDGE
-from labelling.running import DLIB, LOOP, SLIP, STAGE, Cell
+from labelling.running import DLIB, LOOP, SLIP, SPEED, STAGE, Cell
 from tensor_dropout.atomic_files import replacing
 from tensor_dropout_lab.evaluation.intervals import seed_interval
 from tensor_dropout_lab.figures import draw_figure
@@ -130,6 +130,20 @@ def write_slips(record: Record) -> str:
     return write_table(["set", "slips found", "good labels suspected"], lines, 1)
 
 
+def write_speed(record: Record) -> str:
+    """Seconds of fits, with the suggestions for all images, and the peak of memory."""
+    rows = [row for cell, row in record.items() if cell.part == SPEED]
+    counts = [count for count, _, _ in rows[0]["fits"]] if rows else []
+    lines = []
+    for number, count in enumerate(counts):
+        wall, cpu = ([row["fits"][number][k] for row in rows] for k in (1, 2))
+        search = "no" if number == len(counts) - 1 else "yes"
+        lines.append([str(count), search, f"{min(wall):.1f} to {max(wall):.1f}", f"{min(cpu):.1f} to {max(cpu):.1f}"])
+    table = write_table(["labelled", "with other settings tried", "seconds", "seconds of CPU time"], lines, 2)
+    peak = max((row["peak_bytes"] for row in rows), default=0) / 2**20
+    return f"{table}\n\nPeak of memory: {peak:,.0f} MB beyond what the program had, {len(rows)} runs." if rows else ""
+
+
 def write_verdict(record: Record) -> str:
     """The bars of the plan."""
     lines = []
@@ -148,6 +162,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
     "stage": write_stage,
     "within": write_within,
     "slips": write_slips,
+    "speed": write_speed,
 }
 
 

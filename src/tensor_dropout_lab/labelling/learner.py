@@ -15,18 +15,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensor_dropout.calibration.conformal import groups_needed
 from tensor_dropout.calibration.leverage import output_features
-from tensor_dropout.calibration.regression import Calibration, calibrate_errors
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn import TensorRegressor
 from tensor_dropout_lab.labelling.choosing import expected_gain, find_doubtful, find_suspect
 from tensor_dropout_lab.labelling.cross_fit import CrossFits, Folds, Settings, cross_fit, fit_layer, split_folds, varies
+from tensor_dropout_lab.labelling.known_errors import KnownErrors, held_out_nothing, know_errors
 from tensor_dropout_lab.labelling.map_store import MapStore
 from tensor_dropout_lab.labelling.refinement import ROUNDS, Refinement, fit_refinement, mean_distance
 
-COVERAGE = 0.9
 FEWEST = 2
 """Labelled images that a fit needs, and each point in it."""
 SEARCH_EVERY = 20
@@ -157,7 +155,7 @@ class Learner:
         self._search(labels)
         fits = self.first_stage(labels.x, labels.truth.flatten(1), labels.folds, self.settings, self.seed)
         refinement = self._refine(labels, fits)
-        calibration = calibrate(labels, fits, refinement.held)
+        calibration = know_errors(labels.truth, labels.groups, fits, refinement.held)
         said = self._say_all(labels, fits, refinement, calibration, targets)
         errors = self._in_pixels(refinement.held - labels.truth, labels.rows)  # (m, Q)
         shares = errors / self.sizes[labels.rows].max(axis=1, keepdims=True)
@@ -242,7 +240,7 @@ class Learner:
         labels: Labels,
         fits: CrossFits,
         refinement: Refinement,
-        calibration: Calibration | None,
+        calibration: KnownErrors | None,
         targets: np.ndarray,
     ) -> dict[str, np.ndarray]:
         """What a round says of all images, by name."""
@@ -259,15 +257,14 @@ class Learner:
         said["gain"][rows] = expected_gain(z, ~labelled[rows]) if z.shape[1] else np.where(labelled[rows], -np.inf, 0.0)
         usual = np.nan
         if calibration is not None:
-            h = z.square().sum(1, keepdim=True).expand(-1, 2 * points.shape[1])
-            std = calibration.std(h if fits.h is not None else None, len(rows))
+            known = calibration.points
+            h = z.square().sum(1, keepdim=True) if fits.h is not None else None
+            std = calibration.std(h, len(rows))
+            place = np.ix_(rows, np.flatnonzero(fitted)[known])
             said["std"][place] = self._in_sides(std, rows)
-            held_std = calibration.std(fits.h, len(labels.rows))
-            usual = float(self._in_sides(held_std, labels.rows).mean())
-            if len(calibration.groups.unique()) >= groups_needed(COVERAGE):
-                pairs = [(2 * point, 2 * point + 1) for point in range(points.shape[1])]
-                region, _ = calibration.regions(points.flatten(1).double(), std, pairs, COVERAGE)
-                said["ellipses"][place] = region.matrix.numpy()
+            said["ellipses"][place] = calibration.ellipses(points[:, known], std)
+            held_std = calibration.std(None if fits.h is None else fits.h[:, :1], len(labels.rows))
+            usual = float(self._in_sides(held_std, labels.rows)[~held_out_nothing(fits)].mean())
         said["doubtful"] = find_doubtful(said["std"][:, fitted], usual) & ~labelled
         return said
 
@@ -302,22 +299,16 @@ class Learner:
 
     def _estimator(self, fits: CrossFits, labels: Labels) -> TensorRegressor:
         """The first stage by itself, with its own held-out errors."""
-        estimator = TensorRegressor(theta=self.settings.theta, alpha=fits.alpha, calibrate=5, random_state=self.seed)
-        if isinstance(fits.module, TensorRegression):
-            estimator._take_layer(fits.module)
-            estimator.alpha_ = fits.alpha
-            estimator.calibration_ = calibrate(labels, fits, fits.held.view_as(labels.truth))
+        settings: dict[str, Any] = {"theta": self.settings.theta, "alpha": fits.alpha, "calibrate": 5}
+        settings["random_state"] = self.seed
+        if not isinstance(fits.module, TensorRegression):
+            return TensorRegressor(**settings)
+        estimator = TensorRegressor.from_layer(fits.module, **settings)
+        estimator.alpha_ = fits.alpha
+        known = know_errors(labels.truth, labels.groups, fits, fits.held.view_as(labels.truth))
+        if known is not None and known.points.all():
+            estimator.calibration_ = known.calibration
         return estimator
-
-
-def calibrate(labels: Labels, fits: CrossFits, held: Tensor) -> Calibration | None:
-    """The std of errors, from held-out predictions (m, Q, 2); None where a point has none."""
-    errors = (labels.truth - held).flatten(1)
-    there = ~errors.isnan().all(1)
-    if bool(errors.isnan().all(0).any()):
-        return None
-    h = None if fits.h is None else fits.h[there]
-    return calibrate_errors(errors[there], h, labels.groups[there], fits.leverage)
 
 
 def _mean(values: np.ndarray) -> float:

@@ -158,7 +158,7 @@ def fit_round(
     """
     axes = find_axes(crops[:n], seed)
     known = ~offsets.isnan().any(-1)  # (S, P)
-    scale = offsets.square().nanmean(0).sqrt().clamp(min=1e-9)
+    scale = offsets.square().nanmean(0).sqrt().nan_to_num(nan=1.0).clamp(min=1e-9)
     z = (axes.project(crops) * known[..., None]).movedim(1, 0).double()  # (P, S, K)
     y = (offsets.nan_to_num() / scale).movedim(1, 0).double()
     parts = [torch.nonzero(folds == fold)[:, 0] for fold in folds.unique()]
@@ -188,7 +188,10 @@ def fit_round(
 
 
 def _solve(A: Tensor, B: Tensor) -> Tensor:
-    return torch.cholesky_solve(B, torch.linalg.cholesky(A))
+    """(P, K, 2); zeros for a point of which nothing is known: it is left where it is."""
+    root, failed = torch.linalg.cholesky_ex(A)
+    nothing = (failed > 0) | (B == 0).all(-1).all(-1)
+    return torch.where(nothing[:, None, None], 0.0, torch.cholesky_solve(B, root))
 
 
 @dataclass(frozen=True)
