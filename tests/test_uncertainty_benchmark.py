@@ -249,6 +249,10 @@ def test_the_tables_are_those_of_the_record(record):
     for part in tables.PARTS:
         table = tables.render_rows(part, rows)
         assert ("simulated, n = 40 (2 splits)" in table) or part == "verdict"
+    if HERE["laplace"]:
+        full, kron = (row["methods"][methods.LAPLACE[kind]]["calibrated"] for kind in ("full", "kron"))
+        assert full == pytest.approx(kron, rel=1e-3)  # one row stands for both
+        assert "Laplace, full and Kronecker" in tables.render_rows("nll", rows)
     lines = tables.render_rows("verdict", rows).splitlines()
     assert all(sum(map(int, cell.split("/"))) == 1 for cell in lines[2].split("|")[2:-1])
 
