@@ -341,10 +341,9 @@ class TensorRegression(nn.Module, ABC):
         ``train`` and ``eval`` mode alike. Per sample, with projected input ``P`` of ranks ``R_n`` and O outputs:
 
         - CP: one forward pass and one more product of (R) with (R, O); for the nested law and laws of your own R²·O.
-        - Tucker: with the largest input rank R and T the product of the others, about ``R T²/2 (R_N + O)``
-          multiply-adds in blocks (T up to 16); else, and for the nested law, sums over all core entries mode by
-          mode, ``2^modes`` of them, in chunks of the batch.
-        - TT: ``2^bonds`` passes over the products of the bonds, in chunks of the batch.
+        - Tucker: with R the masked input rank, T the product of the others and Q the output rank, about ``R Q (T + O)``
+          multiply-adds; with several masked modes ``R T²/2 (Q + O)``, or mode by mode. The cheapest is taken, by count.
+        - TT: sums over the products of the bonds, at most ``2^bonds`` of them, in chunks of the batch.
         - Ring: as TT, with the first bond carried along: ``(R_0 R_N)²`` numbers a sample.
 
         Args:
