@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from simulated_maps import simulate
 from tensor_dropout_lab.labelling import refinement
@@ -21,19 +22,25 @@ def one_thread():
 
 
 def test_a_crop_is_what_lies_around_its_point():
-    maps = torch.randn(2, 3, 8, 10, generator=torch.Generator().manual_seed(0))
+    maps = torch.randn(5, 8, 10, 3, generator=torch.Generator().manual_seed(0))
     points = torch.tensor([[[3.5 / 10, 4.5 / 8]], [[6.5 / 10, 2.5 / 8]]])  # centers of the cells (4, 3) and (2, 6)
-    crops = read_crops(maps, points, side=3).view(2, 1, 3, 3, 3)
-    assert torch.allclose(crops[0, 0], maps[0, :, 3:6, 2:5], atol=1e-5)
-    assert torch.allclose(crops[1, 0], maps[1, :, 1:4, 5:8], atol=1e-5)
+    crops = read_crops(maps, torch.tensor([4, 1]), points, side=3).view(2, 3, 3, 3)
+    assert torch.allclose(crops[0], maps[4, 3:6, 2:5].movedim(-1, 0), atol=1e-5)
+    assert torch.allclose(crops[1], maps[1, 1:4, 5:8].movedim(-1, 0), atol=1e-5)
 
 
-def test_between_cells_it_is_bilinear_and_outside_the_border_goes_on():
-    maps = torch.arange(10.0).expand(1, 1, 8, 10) + 100 * torch.arange(8.0)[:, None]
-    x, y = 5.25, 3.75
-    crop = read_crops(maps, torch.tensor([[[x / 10, y / 8]]]), side=1)
-    assert crop.item() == pytest.approx((x - 0.5) + 100 * (y - 0.5), abs=1e-3)
-    assert read_crops(maps, torch.tensor([[[-3.0, 2.0]]]), side=3).unique().tolist() == [700.0]
+@pytest.mark.parametrize("side", [1, 4, 5])
+def test_crops_are_those_of_torch_between_cells_and_outside(side):
+    generator = torch.Generator().manual_seed(1)
+    maps = torch.randn(3, 8, 10, 2, generator=generator).half()
+    points = 3 * torch.rand(3, 40, 2, generator=generator) - 1
+    steps = 2 * (torch.arange(side) - (side - 1) / 2)
+    x = (2 * points[..., 0, None] - 1 + steps / 10)[..., None, :].expand(3, 40, side, side)
+    y = (2 * points[..., 1, None] - 1 + steps / 8)[..., :, None].expand(3, 40, side, side)
+    grid = torch.stack([x, y], -1).view(3, 40 * side, side, 2)
+    sampled = F.grid_sample(maps.float().movedim(-1, 1), grid, padding_mode="border", align_corners=False)
+    expected = sampled.view(3, 2, 40, side * side).movedim(2, 1).flatten(2)
+    assert torch.allclose(read_crops(maps, torch.arange(3), points, side), expected, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +62,8 @@ def solve_slowly(z: np.ndarray, y: np.ndarray, ridge: float) -> np.ndarray:
 
 def test_a_round_is_ridge_for_each_point_on_shared_axes(problem):
     crops, offsets, folds = problem
-    found, held = fit_round(crops, offsets, folds, 30, (1e-3,), seed=0)
-    z = found.axes.project(crops).double().numpy()
+    found, axes, held = fit_round(crops, offsets, folds, 30, (1e-3,), seed=0)
+    z = axes.project(crops).double().numpy()
     corrected = found.correct(crops, torch.zeros(60, 3, 2))
     for point in range(3):
         own, y = z[:, point], offsets[:, point].double().numpy()
@@ -77,15 +84,15 @@ def test_points_that_are_unknown_do_not_count(problem):
     missing[[4, 34], 1] = torch.nan
     other = crops.clone()
     other[34, 1] = 50.0  # not read: the axes come from the first thirty
-    some, _ = fit_round(crops, missing, folds, 30, (1e-3,), seed=0)
-    same, _ = fit_round(other, missing, folds, 30, (1e-3,), seed=0)
+    some, _, _ = fit_round(crops, missing, folds, 30, (1e-3,), seed=0)
+    same, _, _ = fit_round(other, missing, folds, 30, (1e-3,), seed=0)
     assert torch.allclose(some.weight[1], same.weight[1], rtol=1e-3, atol=1e-6)
     assert not torch.allclose(some.weight[1], fit_round(crops, offsets, folds, 30, (1e-3,), 0)[0].weight[1], rtol=1e-3)
 
 
 def test_no_correction_is_larger_than_those_it_was_trained_on(problem):
     crops, offsets, folds = problem
-    found, _ = fit_round(crops, offsets, folds, 30, (1e-3,), seed=0)
+    found, _, _ = fit_round(crops, offsets, folds, 30, (1e-3,), seed=0)
     far = found.correct(1000 * crops, torch.zeros(60, 3, 2))
     assert bool((far.abs() <= offsets.abs().amax(0) + 1e-7).all())
 
@@ -94,7 +101,7 @@ def test_the_penalty_with_the_lowest_held_out_error_is_taken(problem):
     crops, offsets, folds = problem
     alone = {}
     for penalty in (1e-6, 1e-2, 1.0):
-        _, held = fit_round(crops, offsets, folds, 30, (penalty,), seed=0)
+        _, _, held = fit_round(crops, offsets, folds, 30, (penalty,), seed=0)
         alone[penalty] = mean_distance(held, offsets[:30])
     assert fit_round(crops, offsets, folds, 30, tuple(alone), seed=0)[0].penalty == min(alone, key=alone.get)
 
@@ -165,7 +172,7 @@ def test_reduced_channels_keep_what_varies():
     store.add(np.arange(20), maps[:20], None)
     assert store.levels[0].maps is None  # twenty are not enough to decide how
     store.add(np.arange(20, 40), maps[20:], None)
-    kept = store.levels[0].maps.float().movedim(1, -1).flatten(0, -2).numpy()
+    kept = store.levels[0].maps.float().flatten(0, -2).numpy()
     flat = np.moveaxis(maps, 1, -1).reshape(-1, 60)
     assert kept.shape == (len(flat), 48)
     rest = (

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-sys.path.append(str(Path(__file__).parents[1] / "estimators"))
-
 SETS = ("wings", "retina", "faces")
 SIMULATED = "simulated"
 SIDES = {"wings": 160, "retina": 160, "faces": 128, SIMULATED: 160}

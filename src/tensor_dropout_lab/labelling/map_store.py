@@ -57,13 +57,13 @@ class _Level:
         rank = min(self.channels, scaled.shape[1])
         axes = torch.eye(rank) if rank == scaled.shape[1] else principal_axes(scaled, rank, self.seed)
         self._basis = axes / std[:, None]
-        self.maps = torch.zeros(self.n, rank, *maps.shape[2:], dtype=torch.float16)
+        self.maps = torch.zeros(self.n, *maps.shape[2:], rank, dtype=torch.float16)  # a cell's numbers side by side
 
     def put(self, rows: Tensor, maps: Tensor) -> None:
         """Keep maps of these images."""
         assert self.maps is not None
         flat = maps.float().flatten(2) - self._center[:, None]
-        self.maps[rows] = (self._basis.mT @ flat).view(len(maps), -1, *maps.shape[2:]).half()
+        self.maps[rows] = (self._basis.mT @ flat).mT.reshape(len(maps), *maps.shape[2:], -1).half()
 
 
 class MapStore:
@@ -125,7 +125,7 @@ class MapStore:
         found = []
         for level in self.levels:
             assert level.maps is not None
-            found.append(read_crops(level.maps[numbers].float(), points))
+            found.append(read_crops(level.maps, numbers, points))
         return torch.cat(found, dim=-1)
 
     def take(self, rows: np.ndarray) -> Tensor:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 ROUNDS = 3
 BETTER = 0.01
@@ -40,30 +39,37 @@ Read = Callable[[np.ndarray, Tensor], Tensor]
 """Rows of images (m,) and points (m, P, 2), as fractions, to crops (m, P, D)."""
 
 
-def read_crops(maps: Tensor, points: Tensor, side: int = SIDE) -> Tensor:
+def read_crops(maps: Tensor, rows: Tensor, points: Tensor, side: int = SIDE) -> Tensor:
     """Crops around points, one cell apart, bilinear; outside a map its border goes on.
 
+    Only the cells that a crop needs are read: all of its positions lie between cells in the same way.
+
     Args:
-        maps: (n, C, H, W).
-        points: (n, P, 2), x and y as fractions of width and height.
+        maps: (n, H, W, C), of any precision.
+        rows: (m,), the numbers of the images.
+        points: (m, P, 2), x and y as fractions of width and height.
         side: of a crop.
 
     Returns:
-        (n, P, C · side²).
+        (m, P, C · side²), float32.
 
     Example:
-        >>> maps = torch.arange(6.0).expand(1, 1, 6, 6)  # each cell is its column
-        >>> read_crops(maps, torch.tensor([[[2.5 / 6, 0.5]]]), side=3)[0, 0, :3].tolist()
+        >>> maps = torch.arange(6.0).view(1, 1, 6, 1).expand(1, 6, 6, 1)  # each cell is its column
+        >>> read_crops(maps, torch.tensor([0]), torch.tensor([[[2.5 / 6, 0.5]]]), side=3)[0, 0, :3].tolist()
         [1.0, 2.0, 3.0]
     """
-    (n, C, H, W), P = maps.shape, points.shape[1]
-    steps = 2 * (torch.arange(side) - (side - 1) / 2)
-    centers = 2 * points.to(maps) - 1
-    x = (centers[..., 0, None] + steps / W)[..., None, :].expand(n, P, side, side)
-    y = (centers[..., 1, None] + steps / H)[..., :, None].expand(n, P, side, side)
-    grid = torch.stack([x, y], dim=-1).view(n, P * side, side, 2)
-    found = F.grid_sample(maps, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    return found.view(n, C, P, side * side).movedim(2, 1).flatten(2)
+    (_, H, W, C), (m, P, _) = maps.shape, points.shape
+    corner = points * torch.tensor([W, H]) - side / 2  # of the cells, counted from the center of the first
+    whole = corner.floor()
+    part = corner - whole  # (m, P, 2)
+    steps = torch.arange(side + 1)
+    x = (whole[..., 0, None].long() + steps).clamp(0, W - 1)
+    y = (whole[..., 1, None].long() + steps).clamp(0, H - 1)
+    index = (rows[:, None, None] * H + y)[..., :, None] * W + x[..., None, :]  # (m, P, side + 1, side + 1)
+    cells = maps.reshape(-1, C).index_select(0, index.flatten()).float().view(*index.shape, C)
+    cells = torch.lerp(cells[:, :, :-1], cells[:, :, 1:], part[..., 1, None, None, None])
+    cells = torch.lerp(cells[..., :-1, :], cells[..., 1:, :], part[..., 0, None, None, None])
+    return cells.view(m, P, side * side, C).mT.reshape(m, P, C * side * side)
 
 
 @dataclass(frozen=True)
@@ -119,30 +125,39 @@ class Round:
     """One correction of all points.
 
     Attributes:
-        weight: (P, D, 2), of a point's own crop, in fractions.
-        axes: of the features of the whole image.
-        rest: (P, G + 1, 2), their weights.
+        weight: (P, D, 2 + G), what a point's crop says of its own offset, in fractions, and of the whole image.
+        center: (G,), of the features of the whole image.
+        rest: (P, G + 1, 2), what they and a constant say of each offset.
         limit: (P, 2), the largest correction: no larger one was trained on.
         penalty: as chosen.
     """
 
     weight: Tensor
-    axes: Axes
+    center: Tensor
     rest: Tensor
     limit: Tensor
     penalty: float
 
     def correct(self, crops: Tensor, points: Tensor) -> Tensor:
         """Points (m, P, 2) after the correction that their crops (m, P, D) ask for."""
-        every = (crops @ self.axes.shared).flatten(1) - self.axes.mean
-        whole = torch.cat([every @ self.axes.whole, every.new_full((len(every), 1), self.axes.one)], dim=1)
-        shift = torch.einsum("npd,pdo->npo", crops, self.weight) + torch.einsum("ng,pgo->npo", whole, self.rest)
+        said = torch.einsum("npd,pdk->npk", crops, self.weight)
+        whole = said[..., 2:].sum(1) - self.center
+        shift = said[..., :2] + torch.einsum("ng,pgo->npo", whole, self.rest[:, :-1]) + self.rest[:, -1]
         return points + shift.clamp(-self.limit, self.limit)
+
+
+def combine(axes: Axes, W: Tensor, limit: Tensor, penalty: float) -> Round:
+    """A round from the weights W (P, R + G + 1, 2) of the features of :meth:`Axes.project`."""
+    R = axes.shared.shape[1]
+    own = torch.einsum("dr,pro->pdo", axes.shared, W[:, :R])
+    whole = torch.einsum("dr,prg->pdg", axes.shared, axes.whole.view(len(W), R, -1))
+    rest = torch.cat([W[:, R:-1], axes.one * W[:, -1:]], dim=1)
+    return Round(torch.cat([own, whole], dim=-1), axes.mean @ axes.whole, rest, limit, penalty)
 
 
 def fit_round(
     crops: Tensor, offsets: Tensor, folds: Tensor, n: int, penalties: tuple[float, ...], seed: int
-) -> tuple[Round, Tensor]:
+) -> tuple[Round, Axes, Tensor]:
     """Fit one round.
 
     Args:
@@ -154,7 +169,7 @@ def fit_round(
         seed: of the axes.
 
     Returns:
-        The round, and the held-out corrections of the first n, (n, P, 2).
+        The round, its axes, and the held-out corrections of the first n, (n, P, 2).
     """
     axes = find_axes(crops[:n], seed)
     known = ~offsets.isnan().any(-1)  # (S, P)
@@ -181,10 +196,9 @@ def fit_round(
     assert best is not None
     _, penalty, held = best
     W = _solve(gram + penalty * ridge, right).float() * scale[:, None].float()
-    R = axes.shared.shape[1]
     limit = offsets.abs().nan_to_num().amax(0)
     corrections = (held.movedim(0, 1) * scale).float().clamp(-limit, limit)
-    return Round(torch.einsum("dr,pro->pdo", axes.shared, W[:, :R]), axes, W[:, R:], limit, penalty), corrections
+    return combine(axes, W, limit, penalty), axes, corrections
 
 
 def _solve(A: Tensor, B: Tensor) -> Tensor:
@@ -237,7 +251,7 @@ def fit_refinement(
         starts = [held, *(_move(truth, held, generator) for _ in range(JITTERS))]
         crops = torch.cat([read(rows, start) for start in starts])
         offsets = torch.cat([truth - start for start in starts])
-        fitted, corrections = fit_round(crops, offsets, numbers, len(rows), penalties, seed)
+        fitted, _, corrections = fit_round(crops, offsets, numbers, len(rows), penalties, seed)
         corrected = held + corrections
         now = mean_distance(corrected, truth)
         if not now < (1 - BETTER) * error:
