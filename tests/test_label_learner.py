@@ -14,8 +14,9 @@ pytest.importorskip("sklearn")
 
 import tensor_dropout as td
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.labelling import cross_fit as cross_fit_module
 from tensor_dropout_lab.labelling import learner as learner_module
-from tensor_dropout_lab.labelling.choosing import expected_gain, find_doubtful, find_suspect
+from tensor_dropout_lab.labelling.choosing import expected_gain, find_doubtful, find_slips
 from tensor_dropout_lab.labelling.cross_fit import Folds
 from tensor_dropout_lab.labelling.learner import Learner
 
@@ -218,11 +219,11 @@ def test_a_search_takes_what_is_clearly_better(maps, monkeypatch):
     learner.set_maps(range(N), maps[0], maps[1])
     tried = []
 
-    def error(self, labels, splits, settings):
+    def try_settings(self, labels, splits, settings):
         tried.append(settings)
-        return 1.0 if settings.alpha < 1 else 1.5
+        return (1.0 if settings.alpha < 1 else 1.5), []
 
-    monkeypatch.setattr(learner_module.Learner, "_held_out_error", error)
+    monkeypatch.setattr(learner_module.Learner, "_try", try_settings)
 
     def search(count):
         learner._search(learner._labels(label(maps[2], slice(count))))
@@ -237,6 +238,22 @@ def test_a_search_takes_what_is_clearly_better(maps, monkeypatch):
     search(40)
     assert {settings.theta for settings in tried} == {0.3, 0.5, 0.7}
     assert learner.settings == learner_module.Settings(0.5, 0.25)  # as good as the others: it stays
+
+
+def test_fits_of_a_search_are_not_made_again(maps, monkeypatch):
+    """With them and without them, the round is the same."""
+    targets = label(maps[2], slice(20))
+    learner = Learner(SIZES, rounds=0)
+    learner.set_maps(range(N), maps[0], maps[1])
+    made = []
+    fit_layer = cross_fit_module.fit_layer
+    monkeypatch.setattr(cross_fit_module, "fit_layer", lambda *given: made.append(given) or fit_layer(*given))
+    searched = learner.fit(targets)
+    assert len(made) == 3 + 1  # of the five folds two were known
+    again = make(maps, rounds=0)
+    again.settings = learner.settings
+    assert np.array_equal(again.fit(targets).points, searched.points)
+    assert again.fit(targets).error_pixels == searched.error_pixels
 
 
 def test_what_cannot_be_fitted_is_said(maps):
@@ -302,8 +319,8 @@ def test_a_hard_image_is_not_a_slip():
     errors = 0.01 * rng.rayleigh(size=(60, 12))
     errors[5] *= 6  # all points are off
     errors[9, 3] = 0.1  # one is
-    assert np.flatnonzero(find_suspect(errors)).tolist() == [9]
-    assert not find_suspect(errors[:8]).any()  # too few to judge
+    assert np.argwhere(find_slips(errors)).tolist() == [[9, 3]]
+    assert not find_slips(errors[:8]).any()  # too few to judge
     few = np.where(rng.random(errors.shape) < 0.1, np.nan, errors)
     few[9, 3] = 0.1
-    assert np.flatnonzero(find_suspect(few)).tolist() == [9]
+    assert np.argwhere(find_slips(few)).tolist() == [[9, 3]]

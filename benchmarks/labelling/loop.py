@@ -51,7 +51,9 @@ class FirstStage:
         return points
 
 
-def cross_fit_ridge(x: Tensor, y: Tensor, folds: np.ndarray, settings: Settings, seed: int) -> CrossFits:
+def cross_fit_ridge(
+    x: Tensor, y: Tensor, folds: np.ndarray, settings: Settings, seed: int, known: Any = ()
+) -> CrossFits:
     """Ridge on the flattened maps, its weight chosen by the held-out error of the same folds."""
     splits = split_folds(y, folds)
     held = {alpha: torch.full_like(y, torch.nan) for alpha in ALPHAS}

@@ -174,6 +174,8 @@ def render(part: str, record: Record) -> str:
 def draw(record: Record, path: Path) -> None:
     """Clicks for each image over the images that are labelled, in % of its points: means over runs and 20 images."""
     names = sets_of(record, LOOP)
+    if not names:
+        return  # only other cells were run
     with draw_figure(10.5, 3.2) as figure:
         panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
         for panel, name in zip(panels, names, strict=True):

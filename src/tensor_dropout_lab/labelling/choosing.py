@@ -66,8 +66,8 @@ def find_doubtful(std: np.ndarray, usual: float) -> np.ndarray:
     return doubtful
 
 
-def find_suspect(errors: np.ndarray) -> np.ndarray:
-    """Labelled images (m,) with a point whose held-out error is far from what is usual for that point and image.
+def find_slips(errors: np.ndarray) -> np.ndarray:
+    """Labels (m, P) whose held-out error is far from what is usual for their point and their image.
 
     The error of a point is divided by the median error of that point. Of an image with several points it is divided by
     their median once more, if that is above 1: where all points are off, the image is hard and no hand has slipped.
@@ -78,11 +78,11 @@ def find_suspect(errors: np.ndarray) -> np.ndarray:
     judged = (~np.isnan(errors)).sum(axis=0) >= JUDGED
     known = np.where(judged, errors, np.nan)
     if not judged.any():
-        return np.zeros(len(errors), dtype=bool)
+        return np.zeros(errors.shape, dtype=bool)
     usual = np.full(errors.shape[1], np.nan)
     usual[judged] = np.nanmedian(known[:, judged], axis=0)
     ratio = known / np.maximum(usual, 1e-9)
     several = (~np.isnan(ratio)).sum(axis=1) >= SEVERAL
     ratio[several] /= np.maximum(1.0, np.nanmedian(ratio[several], axis=1))[:, None]
-    suspect: np.ndarray = ((ratio > FAR) & (known > SMALLEST)).any(axis=1)
-    return suspect
+    slips: np.ndarray = (ratio > FAR) & (known > SMALLEST)
+    return slips

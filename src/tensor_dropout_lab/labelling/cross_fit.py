@@ -24,6 +24,10 @@ TOL, MAX_ITER = 5e-2, 40
 """Smaller and looser than those of the estimators: behind the second stage errors are the same, in half the time."""
 
 
+FittedLayer = tuple[TensorRegression, float]
+"""A layer and its α."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a fit is tuned by.
@@ -78,7 +82,7 @@ class CrossFits:
     h: Tensor | None
 
 
-def fit_layer(x: Tensor, y: Tensor, settings: Settings, seed: int = 0) -> tuple[TensorRegression, float]:
+def fit_layer(x: Tensor, y: Tensor, settings: Settings, seed: int = 0) -> FittedLayer:
     """One fit, and its α.
 
     Args:
@@ -95,7 +99,14 @@ def fit_layer(x: Tensor, y: Tensor, settings: Settings, seed: int = 0) -> tuple[
     return layer.eval(), alpha
 
 
-def cross_fit(x: Tensor, y: Tensor, folds: np.ndarray, settings: Settings, seed: int = 0) -> CrossFits:
+def cross_fit(
+    x: Tensor,
+    y: Tensor,
+    folds: np.ndarray,
+    settings: Settings,
+    seed: int = 0,
+    known: Sequence[FittedLayer] = (),
+) -> CrossFits:
     """Fit on all labels, and once without each fold.
 
     Args:
@@ -104,10 +115,11 @@ def cross_fit(x: Tensor, y: Tensor, folds: np.ndarray, settings: Settings, seed:
         folds: (n,), the fold of each.
         settings: of the fits.
         seed: of the starts.
+        known: the fits of the first folds, where they have been made.
     """
     held, h, sizes = torch.full_like(y, torch.nan), torch.full_like(y, torch.nan), []
-    for train, test in split_folds(y, folds):
-        layer, alpha = fit_layer(x[train], y[train], settings, seed)
+    for number, (train, test) in enumerate(split_folds(y, folds)):
+        layer, alpha = known[number] if number < len(known) else fit_layer(x[train], y[train], settings, seed)
         mean, leverages = hold_out(layer, fit_leverage(layer, x[train], None, alpha, y[train]), x[test])
         held[test] = mean.to(held)
         assert leverages is not None  # CP has them

@@ -19,8 +19,17 @@ from tensor_dropout.calibration.leverage import output_features
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn import TensorRegressor
-from tensor_dropout_lab.labelling.choosing import expected_gain, find_doubtful, find_suspect
-from tensor_dropout_lab.labelling.cross_fit import CrossFits, Folds, Settings, cross_fit, fit_layer, split_folds, varies
+from tensor_dropout_lab.labelling.choosing import expected_gain, find_doubtful, find_slips
+from tensor_dropout_lab.labelling.cross_fit import (
+    CrossFits,
+    FittedLayer,
+    Folds,
+    Settings,
+    cross_fit,
+    fit_layer,
+    split_folds,
+    varies,
+)
 from tensor_dropout_lab.labelling.known_errors import KnownErrors, held_out_nothing, know_errors
 from tensor_dropout_lab.labelling.map_store import MapStore
 from tensor_dropout_lab.labelling.refinement import ROUNDS, Refinement, fit_refinement, mean_distance
@@ -50,6 +59,7 @@ class Round:
         gain: (n,), what labelling it next would bring, larger first; -inf for labelled ones and those without maps.
         doubtful: (n,), predicted, and less sure than others.
         suspect: (n,), labelled, and far from its held-out prediction.
+        far: (n, P), how far the labels are from it that are the reason, in shares of the longer side; 0 for all others.
         error_pixels: mean distance of held-out predictions, in pixels of the original pictures; NaN without any.
         error_percent: the same in % of the longer side.
         settings: theta, alpha, rank, refined (rounds of the second stage), pool (the grid that the first stage sees).
@@ -64,6 +74,7 @@ class Round:
     gain: np.ndarray
     doubtful: np.ndarray
     suspect: np.ndarray
+    far: np.ndarray
     error_pixels: float
     error_percent: float
     settings: dict[str, Any]
@@ -152,18 +163,20 @@ class Learner:
         began = time.perf_counter()
         targets = np.asarray(targets, dtype=np.float64)
         labels = self._labels(targets)
-        self._search(labels)
-        fits = self.first_stage(labels.x, labels.truth.flatten(1), labels.folds, self.settings, self.seed)
+        known = self._search(labels)
+        fits = self.first_stage(labels.x, labels.truth.flatten(1), labels.folds, self.settings, self.seed, known)
         refinement = self._refine(labels, fits)
         calibration = know_errors(labels.truth, labels.groups, fits, refinement.held)
         said = self._say_all(labels, fits, refinement, calibration, targets)
         errors = self._in_pixels(refinement.held - labels.truth, labels.rows)  # (m, Q)
         shares = errors / self.sizes[labels.rows].max(axis=1, keepdims=True)
-        suspect = np.zeros(len(targets), dtype=bool)
-        suspect[labels.rows] = find_suspect(shares)
+        far = np.zeros(targets.shape[:2])
+        far[np.ix_(labels.rows, np.flatnonzero(labels.fitted))] = np.where(find_slips(shares), shares, 0.0)
+        suspect = np.asarray((far > 0).any(axis=1))
         return Round(
             **said,
             suspect=suspect,
+            far=far,
             error_pixels=_mean(errors),
             error_percent=100 * _mean(shares),
             settings=self._describe(fits, refinement),
@@ -192,29 +205,38 @@ class Learner:
         folds, groups = self._folds.assign(rows), torch.from_numpy(self._groups[rows])
         return Labels(rows, self.maps.take(rows), truth, folds, groups, fitted)
 
-    def _search(self, labels: Labels) -> None:
-        """Now and then, try other settings on two of the folds: the weight of the norms, next time θ."""
+    def _search(self, labels: Labels) -> list[FittedLayer]:
+        """Now and then, try other settings on two of the folds: the weight of the norms, next time θ.
+
+        Returns:
+            The fits of these folds at the settings that are taken; none where nothing was tried.
+        """
         splits = split_folds(labels.truth.flatten(1), labels.folds)[:SEARCH_FOLDS]
         due = self.search and len(labels.rows) >= self._searched + SEARCH_EVERY
         if not due or len(splits) < SEARCH_FOLDS:
-            return
+            return []
         self._searched, self._searches = len(labels.rows), self._searches + 1
         now = self.settings
         others = [replace(now, alpha=now.alpha * share) for share in ALPHAS]
         if self._searches % 2 == 0:
             others = [replace(now, theta=theta) for theta in {0.5, *THETAS} if theta != now.theta]
-        errors = {settings: self._held_out_error(labels, splits, settings) for settings in (now, *others)}
-        best = min(errors, key=lambda settings: errors[settings])
-        if errors[best] < (1 - WORTH) * errors[now]:
+        tried = {settings: self._try(labels, splits, settings) for settings in (now, *others)}
+        best = min(tried, key=lambda settings: tried[settings][0])
+        if tried[best][0] < (1 - WORTH) * tried[now][0]:
             self.settings = best
+        return tried[self.settings][1]
 
-    def _held_out_error(self, labels: Labels, splits: list[tuple[Tensor, Tensor]], settings: Settings) -> float:
-        errors = []
+    def _try(
+        self, labels: Labels, splits: list[tuple[Tensor, Tensor]], settings: Settings
+    ) -> tuple[float, list[FittedLayer]]:
+        """The held-out error of these settings, and the fits."""
+        errors, fits = [], []
         for train, test in splits:
-            layer, _ = fit_layer(labels.x[train], labels.truth[train].flatten(1), settings, self.seed)
+            fits.append(fit_layer(labels.x[train], labels.truth[train].flatten(1), settings, self.seed))
             with torch.no_grad():
-                errors.append(mean_distance(layer(labels.x[test]).view_as(labels.truth[test]), labels.truth[test]))
-        return float(np.mean(errors))
+                predicted = fits[-1][0](labels.x[test]).view_as(labels.truth[test])
+            errors.append(mean_distance(predicted, labels.truth[test]))
+        return float(np.mean(errors)), fits
 
     def _refine(self, labels: Labels, fits: CrossFits) -> Refinement:
         held = fits.held.view_as(labels.truth)
