@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tensor_dropout.calibration.classification import calibrate_classes
 from tensor_dropout.sklearn import TensorClassifier
+from uncertainty.fits import Clock
 from uncertainty.images import Images
 from uncertainty.last_layers import make_laplace
-from uncertainty.methods import DRAWS, MEMBERS, Clock
+from uncertainty.methods import DRAWS, MEMBERS
 from uncertainty.scores import LEVELS, score_classes, score_sets
 
 OURS, DRAWN, ENSEMBLE = "tensor head", "Monte-Carlo, 32 draws", "ensemble of five"

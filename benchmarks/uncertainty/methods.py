@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -14,14 +13,14 @@ from intervals import Data
 from torch import Tensor
 
 from tensor_dropout.calibration.conformal import conformal_quantile
-from tensor_dropout.calibration.leverage import Leverage, output_features
+from tensor_dropout.calibration.leverage import output_features
 from tensor_dropout.calibration.regression import calibrate_errors
-from tensor_dropout.layers.regression import TensorRegression
 from tensor_dropout.sklearn import TensorRegressor
+from uncertainty.fits import Clock, Fits, Found, View, fit_tensor
 from uncertainty.last_layers import QUANTILES, Predicted, fit_laplace, fit_quantiles, fit_vbll, solve_ridge
 from uncertainty.scores import LEVELS, Ends, normal_ends, pinball, score_numbers
 
-CALIBRATE, DRAWS, MEMBERS, NOISE_RANK = 5, 32, 5, 16
+DRAWS, MEMBERS, NOISE_RANK = 32, 5, 16
 OURS, CONSTANT, ENSEMBLE, NOISE = "leverage", "constant", "ensemble of five", "noise by the layer"
 LAPLACE = {"full": "Laplace, full", "kron": "Laplace, Kronecker", "diag": "Laplace, diagonal"}
 QUANTILE, VBLL, LAST = "quantile regression", "VBLL", "last layer, constant"
@@ -33,62 +32,6 @@ SETTINGS = tuple(product((HEAD, MAPS), PENALTIES))
 WEIGHTS = ((1.0, 50), (1.0, 300), (3.0, 50), (3.0, 300))
 """Of VBLL: the weight of its regularizer, times the samples, and steps."""
 ALPHAS = (1.0, 4.0, 16.0, 64.0)
-
-
-@dataclass(frozen=True)
-class View:
-    """A fit: its layer and leverage, what it was fitted on, and the samples that it predicts; y is (n, O), float64."""
-
-    layer: TensorRegression
-    leverage: Leverage
-    x: Tensor
-    y: Tensor
-    x_new: Tensor
-    rows: np.ndarray
-
-
-@dataclass(frozen=True)
-class Fits:
-    """The folds' fits, whose samples together are all of them, and the fit on all; targets and groups."""
-
-    folds: list[View]
-    full: View
-    y: Tensor
-    groups: Tensor
-
-    def hold_out(self, parts: Sequence[Predicted]) -> Predicted:
-        """What the folds said of their own samples, in the order of the samples."""
-        order = np.argsort(np.concatenate([view.rows for view in self.folds]))
-
-        def join(name: str) -> Tensor:
-            return torch.cat([getattr(part, name) for part in parts])[order]
-
-        known = parts[0].quantiles is not None
-        quantiles = torch.cat([part.quantiles for part in parts], 1)[:, order] if known else None
-        return Predicted(join("mean"), join("variance"), join("noise"), quantiles)
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a method says of held-out and of new samples, and the setting it chose."""
-
-    held: Predicted
-    new: Predicted
-    setting: Any = None
-
-
-def fit_tensor(data: Data, seed: int = 0) -> Fits:
-    """The fits that all methods share."""
-    model = TensorRegressor(calibrate=CALIBRATE, random_state=seed).fit(data.x, data.y, groups=data.groups)
-    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y).double().view(len(data.y), -1)
-    everything = np.arange(len(x))
-    folds = []
-    for fit in model.cross_fits_:
-        rows = np.asarray(fit.rows)
-        train = np.setdiff1d(everything, rows)
-        folds.append(View(fit.module, fit.leverage, x[train], y[train], x[rows], rows))
-    full = View(model.layer_, model.calibration_.leverage, x, y, torch.from_numpy(data.x_test), everything)
-    return Fits(folds, full, y, model.calibration_.groups)
 
 
 # Of the tensor head.
@@ -281,18 +224,6 @@ def fit_last_layers(fits: Fits, inputs: Sequence[dict[str, Inputs]], clock: Cloc
     )
     clock.mark(VBLL)
     return found
-
-
-class Clock:
-    """Seconds of the processor since the last mark, by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.last = time.process_time()
-
-    def mark(self, name: str) -> None:
-        now = time.process_time()
-        self.seconds[name], self.last = now - self.last, now
 
 
 # Three versions of each.
