@@ -46,7 +46,7 @@ class Leverage(NamedTuple):
         center, root, scale = (part.to(like.device) for part in self)
         found = []
         for rows in x.split(_rows(x)):
-            z, _ = output_features(layer, rows.to(like))
+            z = mean_output_features(layer, rows.to(like))
             found.append(((z / scale[:, None] - center) @ root).square().sum(-1))  # (b, M)
         h = torch.cat(found).view(len(x), *layer.output_shape[:-1], 1)
         return h.expand(len(x), *layer.output_shape)
@@ -104,6 +104,13 @@ def _without_units(
     layer = copy.deepcopy(layer)
     layer.scale_outputs_(*(1 / mode for mode in modes), torch.ones_like(y[0].flatten()[: layer.output_shape[-1]]))
     return layer, reduce(lambda product, mode: (product[:, None] * mode).flatten(), modes)
+
+
+@torch.no_grad()
+def mean_output_features(layer: TensorRegression, x: Tensor) -> Tensor:
+    """``E[z]`` (n, M, K) in float64."""
+    projected = layer.project(x).double()
+    return layer.mean_output_features(projected, layer.mask_moments(projected))
 
 
 @torch.no_grad()

@@ -205,6 +205,10 @@ class TensorRegression(nn.Module, ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} has no parameter that holds its outputs alone")
 
+    def mean_output_features(self, x: Tensor, masks: list[MaskMoments]) -> Tensor:
+        """``E[z]`` alone, (B, M, K), for the same arguments; formats for which that takes less override it."""
+        return self.output_features(x, masks)[0]
+
     def finish_projection(self, first: Tensor) -> Tensor:
         """What :meth:`_exact_moments` and :meth:`output_features` take, from x that has met the first operand.
 

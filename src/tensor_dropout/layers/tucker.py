@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensor_dropout.layers.contraction import multiply_along
 from tensor_dropout.layers.decomposition import (
     Decomposition,
     Ranks,
@@ -120,21 +121,36 @@ class TuckerRegression(TensorRegression):
 
     def output_features(self, x: Tensor, masks: list[MaskMoments]) -> tuple[Tensor, Tensor]:
         """``z_q = c_q Σ P[r] c[r] G[r, q]`` for each of the other outputs; see the base class."""
+        kept = [n for n in range(len(masks) - 1) if masks[n].dropped]
+        rows = self._output_rows(x, kept)
+        second = summed_second_moment(rows.flatten(0, 1), [masks[n] for n in kept], masks[-1])
+        return self._mean_over(rows, kept, masks), second
+
+    def mean_output_features(self, x: Tensor, masks: list[MaskMoments]) -> Tensor:
+        """With the means of the inputs' masks taken first, so that their ranks are summed at once."""
+        n_in = len(self.input_shape)
+        for n in range(n_in):
+            x = multiply_along(x, masks[n].mean, n + 1)
+        kept = [n for n in range(n_in, len(masks) - 1) if masks[n].dropped]
+        return self._mean_over(self._output_rows(x, kept), kept, masks)
+
+    def _output_rows(self, x: Tensor, kept: list[int]) -> Tensor:
+        """(B, M, kept ranks.., Q): all other ranks are summed, and the output modes but the last become rows."""
         inputs, _, outputs, ranks = self._indices()
         n_in, factors = len(inputs), [factor.to(x.dtype) for factor in self.factors]
-        kept = [n for n in range(len(ranks) - 1) if masks[n].dropped]
-        # The output modes but the last become rows; only ranks that are masked, and the last one, are left beside them.
         others = range(n_in, len(ranks) - 1)
         operands = [x, self.core.to(x.dtype), *(factors[n] for n in others)]
         terms = ["Z" + ranks[:n_in], ranks, *(outputs[n - n_in] + ranks[n] for n in others)]
         left = "".join(ranks[n] for n in kept) + ranks[-1]
         rows = torch.einsum(f"{','.join(terms)}->Z{outputs[:-1]}{left}", *operands)
-        rows = rows.flatten(1, len(outputs) - 1) if len(outputs) > 1 else rows.unsqueeze(1)  # (B, M, kept.., Q)
-        mean = rows
+        return rows.flatten(1, len(outputs) - 1) if len(outputs) > 1 else rows.unsqueeze(1)
+
+    @staticmethod
+    def _mean_over(rows: Tensor, kept: list[int], masks: list[MaskMoments]) -> Tensor:
+        """The mean of (B, M, kept ranks.., Q) over the masks of these ranks and of the last one, (B, M, Q)."""
         for n in reversed(kept):
-            mean = torch.einsum("bm...rq,r->bm...q", mean, masks[n].mean)
-        second = summed_second_moment(rows.flatten(0, 1), [masks[n] for n in kept], masks[-1])
-        return mean * masks[-1].mean, second
+            rows = torch.einsum("bm...rq,r->bm...q", rows, masks[n].mean)
+        return rows * masks[-1].mean
 
     def _exact_moments(self, x: Tensor, masks: list[MaskMoments], block: int, covariance: bool) -> ExactMoments:
         n_in = len(self.input_shape)
