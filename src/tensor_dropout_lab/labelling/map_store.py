@@ -102,7 +102,7 @@ class MapStore:
             self.first = torch.zeros(self.n, shapes[0][0], *pooled_grid(shapes[0][1:]), dtype=torch.float16)
             self.levels = [_Level(self.n, most, self._seed) for most, _ in zip(CHANNELS, shapes, strict=False)]
         numbers = torch.from_numpy(rows)
-        self.first[numbers] = F.adaptive_avg_pool2d(parts[0].float(), self.first.shape[2:]).half()
+        self.first[numbers] = F.adaptive_avg_pool2d(parts[0].float(), (self.first.shape[2], self.first.shape[3])).half()
         self.known[rows] = True
         self._waiting.append((numbers, parts))
         if self.levels[0].maps is not None or sum(len(numbers) for numbers, _ in self._waiting) >= SEEN:

@@ -246,7 +246,8 @@ def fit_refinement(
         return Refinement((), held)
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.from_numpy(np.tile(folds, 1 + JITTERS))
-    penalties, error = PENALTIES, mean_distance(held, truth)
+    penalties: tuple[float, ...] = PENALTIES
+    error = mean_distance(held, truth)
     for _ in range(most):
         starts = [held, *(_move(truth, held, generator) for _ in range(JITTERS))]
         crops = torch.cat([read(rows, start) for start in starts])
