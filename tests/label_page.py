@@ -40,6 +40,12 @@ for line in sys.stdin:
     if child == 0:
         if suspect:  # what a learner would say of a label that is far off
             Session._is_suspect = lambda self, number: not self.labels.is_kept(self.folder.pictures[number].name)
+            show = Session.show_image
+            def show_suspect(self, number):
+                shown = show(self, number)
+                suggestions = [{"x": 0.2, "y": 0.2, "ellipse": None} if point else None for point in shown["points"]]
+                return {**shown, "suggestions": suggestions, "checks": [1] if all(shown["points"]) else []}
+            Session.show_image = show_suspect
         label_pictures(LabelOptions(Path(folder), browser=False, port=port), lambda text: print(text, flush=True))
         os._exit(0)
     print(f"child {child}", flush=True)
@@ -215,9 +221,15 @@ class LabelPage:
 
     def open(self, width: int = 1280, height: int = 860, scheme: str = "light", hint: bool = False) -> None:
         """Open the address that the command tells; the hint of the first visit is put away, if it is not asked for."""
+        self.browser.open("about:blank", width, height)  # a page of before has no more to say
         self.browser.open(self.server.address, width, height, scheme)
         self.wait_until_shown()
-        if not hint and self.browser.evaluate("!document.querySelector('#hint').hidden"):
+        if not hint:
+            self.put_hint_away()
+
+    def put_hint_away(self) -> None:
+        """Close the hint of the first visit, if it is there."""
+        if self.browser.evaluate("!document.querySelector('#hint').hidden"):
             self.browser.evaluate("document.querySelector('#hint button').click()")
 
     def wait_until_shown(self) -> None:
@@ -303,6 +315,17 @@ class LabelPage:
     def wait_until_stored(self, timeout: float = 10) -> None:
         """Wait until the server has everything."""
         self.browser.wait_for("document.querySelector('#saved').textContent === 'All stored'", timeout)
+
+    def toast(self) -> str:
+        """What is shown over the image now, "" if nothing is."""
+        return str(
+            self.browser.evaluate("(t => t.checkVisibility() ? t.textContent : '')(document.querySelector('#toast'))")
+        )
+
+    def prompt(self) -> str:
+        """What the line below the image says."""
+        self.settle()
+        return str(self.browser.evaluate("document.querySelector('#prompt').textContent"))
 
     def said(self) -> str:
         """What was announced last."""

@@ -28,6 +28,10 @@ SMALL = """[...document.querySelectorAll("button, select, input, [role=option]")
     .filter(e => e.checkVisibility({visibilityProperty: true}) && !e.closest("label"))
     .map(e => [e.id || e.textContent, e.getBoundingClientRect()])
     .filter(([, box]) => box.width < 40 || box.height < 40).map(([name, box]) => [name, box.width, box.height])"""
+#: Texts below the image that do not show whole.
+CUT = """[...document.querySelectorAll(".prompt, .actions button")]
+    .filter(e => e.checkVisibility() && (e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1))
+    .map(e => e.textContent)"""
 ROLES = ("button", "textbox", "searchbox", "combobox", "listbox", "radio", "checkbox", "slider", "application", "img")
 ROLES += ("option", "progressbar", "meter", "link", "group", "radiogroup", "navigation", "complementary", "dialog")
 
@@ -207,11 +211,7 @@ def test_zoom_pan_and_double_click(page, places):
 
 def test_suggestions_are_accepted_moved_and_counted(page, places):
     """The real learner on five labelled pictures; what it says is not the point here, but what one can do with it."""
-    for number in range(5, 11):
-        page.go_to(f"{number:04d}.png")
-        if "open" in page.states():
-            page.label(places[number])
-    page.wait_until_stored()
+    teach(page, places)
     page.go_to("0012.png")
     page.browser.wait_for("document.querySelectorAll('.mark.suggested').length === 3", timeout=60)
     page.wait_for_states("suggested", "suggested", "suggested")
@@ -251,6 +251,107 @@ def test_suggestions_are_accepted_moved_and_counted(page, places):
     )
     assert "accepted without a move" in page.browser.evaluate("document.querySelector('#work').textContent")
     assert page.browser.console == []
+
+
+def teach(page: LabelPage, places: list[list[tuple[float, float]]]) -> None:
+    """Label enough for suggestions, if that was not done."""
+    for number in range(5, 11):
+        page.go_to(f"{number:04d}.png")
+        if "open" in page.states():
+            page.label(places[number])
+    page.wait_until_stored()
+
+
+def test_suggestions_stay_where_they_were_judged(page, places):
+    """A fit that arrives moves nothing on the open image; what it says comes when it is asked for."""
+    teach(page, places)
+    browser, first = page.browser, page.browser.tab
+    page.go_to("0014.png")
+    browser.wait_for("document.querySelectorAll('.mark.suggested').length === 3", timeout=60)
+    browser.wait_for("document.querySelector('#fit-chip').textContent.startsWith('Error')", timeout=60)
+    before = page.marks()
+    browser.add_tab()
+    other = LabelPage(browser, page.server)
+    other.open()
+    other.go_to("0021.png")
+    for index, (x, y) in enumerate(places[21]):
+        browser.press(str(index + 1))
+        other.click(x, min(y + 0.1, 1))  # elsewhere than the fit of before would say
+    other.wait_until_stored()
+    browser.call("Page.close")
+    browser.turn_to(first)
+    browser.wait_for("!document.querySelector('#newer').hidden", timeout=60)
+    page.settle()
+    assert page.said().startswith("Newer suggestions: press R")
+    assert page.marks() == before
+    assert browser.evaluate(PALE) == []
+    assert unnamed(browser) == []
+    browser.click(*before[1][1:])
+    page.wait_for_states("suggested", "placed", "suggested")
+    page.wait_until_stored()
+    assert page.locate(*page.table()["0014.png"][1]) == pytest.approx(before[1][1:], abs=0.1)
+    browser.press("r")
+    browser.wait_for("document.querySelector('#newer').hidden")
+    page.settle()
+    after = page.marks()
+    assert after[1] == ("confirmed", *before[1][1:])
+    assert after[0][1:] != pytest.approx(before[0][1:], abs=0.01)
+    x, y = after[0][1:]
+    browser.drag([(x, y), (x + 2, y), (x + 3, y)])  # small, and still a drag
+    page.wait_for_states("placed", "placed", "suggested")
+    x, y = after[2][1:]
+    browser.click(x + 6, y - 2)  # on the diamond, beside its middle
+    page.wait_for_states("placed", "placed", "placed")
+    page.wait_until_stored()
+    assert [place["by"] for action in page.journal()[-2:] for place in action["points"]] == ["moved", "accepted"]
+    assert page.marks()[0][1] == pytest.approx(after[0][1] + 3, abs=0.3)
+    assert page.marks()[2][1:] == pytest.approx((x, y), abs=0.1)
+    assert browser.console == []
+
+
+def test_an_image_is_labelled_without_its_suggestions(page, places):
+    """What one cannot see is not accepted, and what is placed then is placed by hand."""
+    teach(page, places)
+    page.go_to("0015.png")
+    page.browser.wait_for("document.querySelectorAll('.mark.suggested').length === 3", timeout=60)
+    page.browser.press("h")
+    page.wait_for_states("open", "open", "open")
+    assert page.marks() == {}
+    page.browser.press("a")
+    assert page.toast() == "There is no suggestion to accept."
+    page.label(places[15])
+    assert sorted(page.marks()) == [0, 1, 2]
+    page.wait_until_stored()
+    assert near(page.table()["0015.png"], places[15])
+    assert [place["by"] for action in page.journal()[-3:] for place in action["points"]] == ["hand"] * 3
+    page.browser.press("h")
+    page.settle()
+    assert page.marks() == {}
+    assert page.browser.evaluate(PALE) == []
+    page.browser.press("h", "Control+z")
+    page.wait_for_states("placed", "placed", "suggested")
+    assert page.browser.console == []
+
+
+def test_the_error_says_when_it_is_measured_against_accepted_suggestions(page):
+    told = page.browser.evaluate(
+        """import("/page/progress.js").then(({ Progress }) => {
+            const rounds = [{ labelled: 20, error_pixels: 0.5, error_percent: 0.3, seconds: 1 }];
+            const statistics = accepted => ({ accepted, moved: 10, hand: 7, absent: 40, seconds_saved: null, rounds });
+            const state = Object.assign(new EventTarget(), { images: new Map(), progress: { fit: {}, features: {} } });
+            new Progress(state);
+            const frames = () => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)));
+            const tell = async accepted => {
+                state.statistics = statistics(accepted);
+                state.dispatchEvent(new Event("statistics"));
+                await frames();
+                return document.querySelector("#learner .bias")?.textContent ?? "";
+            };
+            return tell(17).then(async few => [few, await tell(83)]);
+        })"""
+    )
+    assert told == ["", "Most labels (83 %) are accepted suggestions: the true error is larger."]
+    assert page.browser.evaluate(PALE) == []
 
 
 # ---- without the mouse ----
@@ -328,7 +429,7 @@ def test_help_and_names_by_keys(page):
     browser.wait_for("document.querySelector('dialog[open] .name-list')")
     assert browser.evaluate("[...document.querySelectorAll('.name-list input')].map(i => i.value)") == NAMES
     assert browser.evaluate("document.activeElement.value") == NAMES[0]
-    browser.press("End", *"-z", "Enter")
+    browser.press("End", *"-z", "Control+Enter")
     browser.wait_for("document.querySelector('.point-name').textContent === 'tip-z'")
     page.wait_until_stored()
     assert page.journal()[-1]["names"] == ["tip-z", *NAMES[1:]]
@@ -400,6 +501,7 @@ def test_page_fits_reads_and_names_everything(chromium, server, places, width, h
         assert chromium.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert chromium.evaluate(OVERFLOWING) == []
         assert chromium.evaluate(SMALL) == []
+        assert chromium.evaluate(CUT) == []
         assert chromium.evaluate(PALE) == []
         assert unnamed(chromium) == []
         if drawer:
@@ -544,8 +646,100 @@ def name_points(page: LabelPage, count: int) -> None:
         "(document.querySelector('.name-list input'))"
     )
     page.browser.evaluate("document.querySelector('.name-list input').focus()")
-    page.browser.press("Enter")
+    page.browser.press("Control+Enter")
     page.browser.wait_for(f"document.querySelectorAll('.point').length === {count}")
+    page.put_hint_away()
+
+
+def values(page: LabelPage) -> list[str]:
+    """What stands in the window of names."""
+    return page.browser.evaluate("[...document.querySelectorAll('.name-list input')].map(i => i.value)")
+
+
+def test_names_are_typed_as_a_list(chromium, forks, tmp_path):
+    """Enter goes on; the buttons stay in sight; a mended name is no duplicate; what is typed on is no shortcut."""
+    folder = tmp_path / "named"
+    draw_pictures(folder, 1)
+    with ForkedServer(folder, forks) as server:
+        page = LabelPage(chromium, server)
+        page.open(1280, 800)
+        chromium.wait_for("document.querySelector('dialog[open] .name-list')")
+        typed = ["wrist", "elbow", *(f"p{number}" for number in range(12))]
+        for name in typed:
+            chromium.press(*name, "Enter")
+        assert values(page) == [*typed, ""]
+        chromium.press("Enter")
+        assert values(page) == [*typed, ""]  # no second empty one
+        chromium.press(*"wrist")
+        box = chromium.evaluate("document.querySelector('dialog [type=submit]').getBoundingClientRect().toJSON()")
+        assert box["bottom"] < 800
+        assert chromium.evaluate(PALE) == []
+        assert unnamed(chromium) == []
+        chromium.press("Control+Enter")
+        last = "document.querySelector('.name-list li:last-child input')"
+        assert chromium.evaluate(f"{last}.validationMessage") == "Another point has this name."
+        assert page.browser.evaluate("document.querySelector('dialog').open")
+        chromium.click(*middle(page, ".name-list li:first-child input"))
+        chromium.press("End", "2")  # the other of the two is mended
+        assert chromium.evaluate(f"{last}.validationMessage") == ""
+        chromium.press("Control+Enter", "s", "u", "Delete", "Space", "Enter")
+        chromium.wait_for("document.querySelectorAll('.point').length === 15")
+        assert chromium.evaluate("document.activeElement.id") == "stage"
+        assert page.states() == ["open"] * 15
+        assert not chromium.evaluate("document.querySelector('#hint').hidden")  # how it goes, after the names
+        page.wait_until_stored()
+        assert [action["kind"] for action in page.journal()] == ["names"]
+        assert page.journal()[0]["names"] == ["wrist2", *typed[1:], "wrist"]
+        page.put_hint_away()
+        time.sleep(0.75)
+        chromium.press("s")
+        page.wait_for_states("cannot be seen", *["open"] * 14)
+        assert chromium.console == []
+
+
+def test_what_does_nothing_says_why(chromium, forks, tmp_path):
+    folder = tmp_path / "told"
+    draw_pictures(folder, 3)
+    with ForkedServer(folder, forks, suspect=True) as server:
+        page = LabelPage(chromium, server)
+        page.open(1280, 800)
+        name_points(page, 2)
+        page.wait_until_stored()
+        time.sleep(0.75)
+        page.click(0.3, 0.5)
+        page.wait_for_states("placed", "open")
+        time.sleep(0.45)  # no double click
+        page.click(0.3, 0.5)
+        page.click(0.7, 0.2)
+        page.wait_for_states("placed", "open")
+        assert page.toast() == "Point 1, p1 is placed: drag it, or choose another. Esc: back to the next open point."
+        assert chromium.evaluate(PALE) == []
+        chromium.press("Escape")
+        assert page.prompt() == "Place 2 p2"
+        page.click(0.6, 0.5)
+        page.wait_for_states("placed", "placed")
+        page.wait_until_stored()
+        page.click(0.9, 0.9)
+        assert page.toast() == "All points are placed. Drag one to correct it."
+        for _ in range(3):
+            chromium.press("Control+z")
+            page.wait_until_stored()
+        assert page.toast() == "Nothing to undo."
+        for number in range(3):
+            page.go_to(f"{number:04d}.png")
+            page.click(0.3, 0.5)
+            page.click(0.6, 0.5)
+            page.wait_for_states("placed", "placed")
+            page.wait_until_stored()
+        chromium.wait_for("document.querySelector('#tally').textContent.startsWith('3 of')")
+        chromium.press("Enter")
+        chromium.wait_for("!document.querySelector('#toast').hidden")
+        told = page.toast()
+        assert told.startswith("All 3 images are labelled, 3 to check: choose “to check” at “Show”. The table is ")
+        assert str(Path("labels") / "points.csv") in told
+        page.open(1280, 800, hint=True)
+        assert chromium.evaluate("document.querySelector('#hint').hidden")  # nothing is left to label
+        assert chromium.console == []
 
 
 def test_what_could_not_be_sent_survives_the_tab(chromium, forks, tmp_path):
@@ -599,7 +793,7 @@ def test_a_page_of_before_goes_on_with_the_token_of_a_new_tab(chromium, forks, t
 
 def test_a_label_to_check_is_said_to_be_right(chromium, forks, tmp_path):
     folder = tmp_path / "checked"
-    draw_pictures(folder, 2)
+    draw_pictures(folder, 4)
     with ForkedServer(folder, forks, suspect=True) as server:
         page = LabelPage(chromium, server)
         page.open()
@@ -609,12 +803,40 @@ def test_a_label_to_check_is_said_to_be_right(chromium, forks, tmp_path):
         page.wait_until_stored()
         row = "document.querySelector('#row-0 .row-state').textContent"
         chromium.wait_for(f"{row} === 'to check'")
+        for number in (2, 3):
+            page.go_to(f"{number:04d}.png")
+            page.click(0.3, 0.5)
+            page.click(0.6, 0.5)
+            page.wait_until_stored()
+        chromium.resize(1280, 800)
+        page.go_to("0000.png")
+        chromium.wait_for("document.querySelector('.mark.check')")
+        shown = "[...document.querySelectorAll('.mark.check, .expected')].map(m => m.dataset.point).join()"
+        assert chromium.evaluate(shown) in ("1,1", "1")
+        assert chromium.evaluate("document.querySelector('.expected') !== null")  # and where it should be
+        assert chromium.evaluate("document.querySelectorAll('.point')[1].textContent").endswith("to check")
+        assert page.prompt() == "To check: 2 p2. Drag to the diamond’s place, or it looks right."
+        assert chromium.evaluate(CUT) == []
         assert chromium.evaluate(PALE) == []
+        chromium.evaluate(
+            "(f => { f.value = 'check'; f.dispatchEvent(new Event('change')); })(document.querySelector('#filter'))"
+        )
+        chromium.click(*middle(page, "#following"))  # not 0001.png, which is not in the list that is shown
+        chromium.wait_for("document.querySelector('#image-name').textContent === '0002.png'")
+        chromium.click(*middle(page, "#previous"))
+        chromium.wait_for("document.querySelector('#image-name').textContent === '0000.png'")
+        page.wait_until_shown()
         chromium.click(*middle(page, "#keep"))
-        chromium.wait_for(f"{row} === 'labelled' && document.querySelector('#keep').hidden")
+        chromium.wait_for("document.querySelector('#keep').hidden && !document.querySelector('.mark.check')")
         page.wait_until_stored()
         assert page.journal()[-1]["kind"] == "keep"
         assert page.said() == "Kept: the label is right."
+        chromium.click(*middle(page, "#following"))  # from an image that the list shows no more
+        chromium.wait_for("document.querySelector('#image-name').textContent === '0002.png'")
+        page.wait_until_shown()
+        page.drag((0.6, 0.5), (0.25, 0.25))
+        chromium.wait_for("!document.querySelector('.mark.check')")
+        assert chromium.console == []
 
 
 def test_a_thousand_images_stay_quick(chromium, forks, tmp_path):

@@ -3,11 +3,13 @@
 /** @typedef {{x: number, y: number, by: string} | {absent: true} | null} Point */
 /** @typedef {{x: number, y: number, ellipse: number[][] | null} | null} Suggestion */
 /** @typedef {{low: number, high: number, min: number, max: number}} GreyWindow */
-/** @typedef {{id: number, points: Point[], suggestions: Suggestion[], round: number|null, window: GreyWindow|null}} Detail */
+/** @typedef {{id: number, points: Point[], suggestions: Suggestion[], round: number|null, window: GreyWindow|null,
+ *   checks?: number[]}} Detail checks: indices of points to look at again */
 /** @typedef {{id: number, name: string, width: number, height: number, state: string, check: boolean, doubt: number|null,
  *   group: string|null, problem: string|null, confirmed: number}} Summary */
 
 const PATIENCE = 20000;
+const FILES = { csv: "points.csv", tps: "points.tps", coco: "keypoints.json", deeplabcut: "CollectedData_labels.csv" };
 
 /** What the server said no to. */
 export class Refused extends Error {
@@ -77,7 +79,7 @@ export class Api {
   async export(format) {
     const answer = await this.#ask("/api/export", { format });
     const said = /filename="?([^";]+)"?/.exec(answer.headers.get("Content-Disposition") ?? "");
-    return { blob: await answer.blob(), name: said ? said[1] : `points.${format}` };
+    return { blob: await answer.blob(), name: said ? said[1] : FILES[format] };
   }
 
   /** @param {number} id @param {{low: number, high: number}|null} window @param {AbortSignal} [signal] */

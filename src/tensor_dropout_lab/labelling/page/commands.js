@@ -1,8 +1,8 @@
 /** Everything a person can do, once: keys, buttons and gestures call these. */
 
 import { isAbsent, isPlaced } from "./actions.js";
-import { announce } from "./announce.js";
-import { count } from "./dom.js";
+import { announce, notify } from "./announce.js";
+import { byId, count } from "./dom.js";
 
 const PAUSE = 400;
 
@@ -12,6 +12,8 @@ export class Commands {
   #nudged = null;
   #timer = 0;
   goOn = false;
+  /** Ids of the images that the list shows, in its order; the page sets it. @type {() => number[]} */
+  listed = () => [...this.#state.images.keys()];
 
   /**
    * @param {import("./state.js").State} state
@@ -20,7 +22,8 @@ export class Commands {
   constructor(state, viewer) {
     this.#state = state;
     this.#viewer = viewer;
-    state.addEventListener("undone", ({ detail }) => announce(detail.action ? `Undone: ${this.#tellAction(detail.action)}.` : "Nothing to undo."));
+    state.addEventListener("undone", ({ detail }) => (detail.action ? announce(`Undone: ${this.#tellAction(detail.action)}.`) : notify("Nothing to undo.")));
+    state.addEventListener("newer", () => announce("Newer suggestions: press R to see them. The ones shown stay until then."));
   }
 
   /** How many points there are. */
@@ -61,9 +64,11 @@ export class Commands {
   }
 
   miss() {
-    const { names, points } = this.#state;
-    if (!names.length) return announce("Name the points first.");
-    announce(points.every(Boolean) ? "All points are placed. Drag one to correct it." : "Choose a point first, or drag one.");
+    const { names, points, active } = this.#state;
+    if (!names.length) return notify("Name the points first.");
+    if (points.every(Boolean)) return notify("All points are placed. Drag one to correct it.");
+    const back = points.some((point, index) => !point && !this.#state.suggestions[index]) ? " Esc: back to the next open point." : "";
+    notify(active === null ? "Choose a point first, or drag one." : `${this.title(active)} is ${this.tellPoint(active)}: drag it, or choose another.${back}`);
   }
 
   /** @param {number} index */
@@ -141,7 +146,7 @@ export class Commands {
   acceptAll() {
     this.flush();
     const waiting = this.#state.waiting;
-    if (!waiting.length) return announce("There is no suggestion to accept.");
+    if (!waiting.length) return notify("There is no suggestion to accept.");
     this.#state.accept(waiting);
     this.#viewer.cursor = null;
     this.#say(`${count(waiting.length, "suggestion")} accepted.`);
@@ -160,8 +165,8 @@ export class Commands {
   #markActive(kind, word) {
     this.flush();
     const index = this.#state.active;
-    if (index === null) return announce("Choose a point first.");
-    if (kind === "clear" && !this.#state.points[index]) return announce(`${this.title(index)} is not placed.`);
+    if (index === null) return notify("Choose a point first.");
+    if (kind === "clear" && !this.#state.points[index]) return notify(`${this.title(index)} is not placed.`);
     this.#state.mark(kind, index);
     this.#viewer.cursor = null;
     this.#say(`${this.title(index)}: ${word}.`);
@@ -174,25 +179,65 @@ export class Commands {
   }
 
   keep() {
+    if (!this.#state.summary?.check) return notify("This image is not one to check.");
     this.#state.keep();
     announce("Kept: the label is right.");
+  }
+
+  /** Hide the suggestions; then all points; then show all. */
+  hide() {
+    this.flush();
+    const viewer = this.#viewer;
+    const [blind, shown, text] = !this.#state.blind ? [true, true, "Suggestions are hidden."] : viewer.marksShown ? [true, false, "All points are hidden."] : [false, true, "Points and suggestions are shown."];
+    viewer.marksShown = shown;
+    viewer.hideLoupe();
+    byId("hide-marks").setAttribute("aria-pressed", blind ? (shown ? "mixed" : "true") : "false");
+    this.#state.setBlind(blind);
+    viewer.redraw();
+    notify(text);
+  }
+
+  /** Show the newer suggestions of the open image. */
+  renew() {
+    this.flush();
+    if (!this.#state.hasNewer) return notify("There are no newer suggestions for this image.");
+    this.#state.takeNewer();
+    announce("Newer suggestions are shown.");
+  }
+
+  /** Esc: no point is chosen any more; the next open one is in turn. */
+  letGo() {
+    this.#viewer.cursor = null;
+    this.#viewer.hideLoupe();
+    this.#state.chooseInTurn();
+    const { active } = this.#state;
+    if (active !== null) announce(`Next: ${this.title(active)}.`);
   }
 
   async next() {
     this.flush();
     const id = await this.#state.next();
-    if (id === null) announce("All images are labelled.");
+    if (id === null) this.#tellEnd();
     else this.#state.open(id);
     return id;
   }
 
-  /** @param {1|-1} step in the order of the folder */
+  #tellEnd() {
+    const { remaining, out } = this.#state;
+    if (remaining.open) return notify("This is the only image that is left to label.");
+    const checks = remaining.checks ? `, ${remaining.checks} to check: choose “to check” at “Show”` : "";
+    notify(`All ${count(remaining.images, "image")} are labelled${checks}. The table is ${out}/points.csv; other formats are at “Take it with you”.`, true);
+  }
+
+  /** @param {1|-1} step in the list as it is shown, which need not hold the open image */
   turn(step) {
     this.flush();
-    const ids = [...this.#state.images.keys()];
-    const at = ids.indexOf(this.#state.current) + step;
-    if (at < 0 || at >= ids.length) return announce(at < 0 ? "This is the first image." : "This is the last image.");
-    this.#state.open(ids[at]);
+    const order = new Map([...this.#state.images.keys()].map((id, place) => [id, place]));
+    const here = order.get(this.#state.current) ?? -1;
+    const ahead = this.listed().filter((id) => (order.get(id) - here) * step > 0);
+    const end = this.listed().length < order.size ? "image of the list that is shown" : "image";
+    if (!ahead.length) return notify(`This is the ${step < 0 ? "first" : "last"} ${end}.`);
+    this.#state.open(step > 0 ? ahead[0] : ahead.at(-1));
   }
 
   open(id) {

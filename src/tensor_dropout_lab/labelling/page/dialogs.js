@@ -42,8 +42,9 @@ function mouse() {
 /**
  * Names of the points: change them, add new ones at the end.
  * @param {import("./state.js").State} state
+ * @param {() => void} [closed] called when the window is gone
  */
-export function editNames(state) {
+export function editNames(state, closed = () => {}) {
   const list = make("ol", { class: "name-list" });
   const add = (name = "") => {
     list.append(makeName(list, name, add));
@@ -51,10 +52,11 @@ export function editNames(state) {
   };
   for (const name of state.names) add(name);
   if (!state.names.length) add();
+  const refresh = () => findFault(list);
   const more = make("button", { type: "button", text: "Add a point", onclick: () => add().focus() });
   const save = make("button", { type: "submit", class: "primary", text: "Save names" });
-  const note = make("p", { class: "muted small", text: "Points are placed in this order. A list pasted into a field fills the fields below it." });
-  const form = make("form", { class: "names" }, note, list, make("div", { class: "form-buttons" }, more, save));
+  const note = make("p", { class: "muted small", text: "Points are placed in this order. Enter: next field; Ctrl Enter: save. A list pasted into a field fills the fields below it." });
+  const form = make("form", { class: "names", novalidate: true }, note, list, make("div", { class: "form-buttons" }, more, save));
   const dialog = openDialog("Names of the points", form);
   form.addEventListener("submit", (event) => {
     event.preventDefault();
@@ -63,19 +65,36 @@ export function editNames(state) {
     dialog.close();
     if (names.join("\n") !== state.names.join("\n")) state.rename(names);
   });
+  form.addEventListener("input", refresh);
+  form.addEventListener("keydown", (event) => pressEnter(event, list, form, add));
+  dialog.addEventListener("close", () => {
+    byId("stage").focus({ preventScroll: true });
+    closed();
+  });
   list.querySelector("input").focus();
+}
+
+/** Enter goes on to the next field, and never saves by itself: whoever types a list does not look at the page. */
+function pressEnter(event, list, form, add) {
+  if (event.key !== "Enter" || event.isComposing || !(event.target instanceof HTMLInputElement)) return;
+  event.preventDefault();
+  if (event.ctrlKey || event.metaKey) return form.requestSubmit();
+  const fields = [...list.querySelectorAll("input")];
+  const next = fields[fields.indexOf(event.target) + 1];
+  if (next) next.select();
+  (next ?? (event.target.value.trim() ? add() : event.target)).focus();
 }
 
 function makeName(list, name, add) {
   const number = list.children.length + 1;
   const input = make("input", { type: "text", value: name, maxlength: 80, "aria-label": `Name of point ${number}`, autocomplete: "off", spellcheck: "false" });
-  input.addEventListener("input", () => input.setCustomValidity(""));
   input.addEventListener("paste", (event) => {
     const lines = event.clipboardData.getData("text").split(/\r?\n/).map((line) => line.trim()).filter(Boolean);
     if (lines.length < 2) return;
     event.preventDefault();
     const fields = [...list.querySelectorAll("input")].slice(number - 1);
     lines.forEach((line, index) => ((fields[index] ?? add()).value = line));
+    findFault(list);
   });
   return make("li", {}, input);
 }
@@ -85,17 +104,34 @@ function readNames(list, known) {
   const inputs = [...list.querySelectorAll("input")];
   const names = inputs.map((input) => input.value.trim());
   while (names.length > Math.max(known, 1) && !names.at(-1)) names.pop();
-  const wrong = names.findIndex((name, index) => !name || names.indexOf(name) !== index);
-  if (wrong < 0) return names;
-  inputs[wrong].setCustomValidity(names[wrong] ? "Another point has this name." : "A point needs a name.");
-  inputs[wrong].reportValidity();
+  const wrong = findFault(list, names.length);
+  if (!wrong) return names;
+  wrong.reportValidity();
   return null;
 }
 
-/** Three lines for the first visit. */
-export function showHint() {
+/**
+ * Say of each field anew what is wrong with it, and nothing where that is mended.
+ * @param {HTMLElement} list
+ * @param {number} [needed] so many of the first fields must be filled
+ * @returns {HTMLInputElement|undefined} the first that is wrong
+ */
+function findFault(list, needed = 0) {
+  const inputs = [...list.querySelectorAll("input")];
+  const names = inputs.map((input) => input.value.trim());
+  inputs.forEach((input, index) => {
+    const again = names[index] && names.indexOf(names[index]) !== index;
+    const fault = again ? "Another point has this name." : !names[index] && index < needed ? "A point needs a name." : "";
+    input.setCustomValidity(fault);
+    input.setAttribute("aria-invalid", String(Boolean(fault)));
+  });
+  return inputs.find((input) => !input.validity.valid);
+}
+
+/** Three lines for the first visit, as long as there is something to label. @param {import("./state.js").State} state */
+export function showHint(state) {
   const hint = byId("hint");
-  if (localStorage.getItem("hint") === "seen") return;
+  if (localStorage.getItem("hint") === "seen" || !state.names.length || !state.remaining.open) return;
   const close = make("button", { type: "button", class: "primary", text: "Start" });
   const steps = ["Click where the point is whose name stands below; then the next.", "After 5 images it suggests the points. Drag what is wrong, press Enter to accept the rest.", "Everything is stored at once. Press ? for all keys."];
   const list = make("ol", {}, ...steps.map((text) => make("li", { text })));

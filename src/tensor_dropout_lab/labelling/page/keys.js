@@ -14,17 +14,19 @@ export const HELP = [
   { keys: "Delete", does: "Clear the chosen point" },
   { keys: "Ctrl Z, U", does: "Undo" },
   { keys: "L", does: "A label marked “to check” looks right" },
+  { keys: "R", does: "Show newer suggestions for this image" },
   { keys: "N", does: "Next image, in the order chosen on the right" },
-  { keys: "Page ↑, Page ↓", does: "Image before, image after in the list" },
+  { keys: "Page ↑, Page ↓", does: "Image before, image after in the list as it is shown" },
   { keys: "+, −, 0", does: "Zoom in, zoom out, whole image" },
-  { keys: "H", does: "Hide or show the points" },
+  { keys: "H", does: "Hide the suggestions; again: all points; again: show all" },
   { keys: "M", does: "Magnifier on or off" },
-  { keys: "Esc", does: "Let go of a point; close a window" },
+  { keys: "Esc", does: "Let go of a point, back to the next open one; close a window" },
   { keys: "?", does: "This help" },
 ];
 
 const ARROWS = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
 const DIGITS = 800; // ms for the second digit of a number
+const TYPING = 700; // ms without a key after which a person no longer types into the window that closed
 
 /**
  * @param {import("./commands.js").Commands} commands
@@ -42,6 +44,7 @@ export function listen(commands, viewer, gestures, controls) {
     j: () => commands.step(-1),
     k: () => commands.step(1),
     l: () => commands.keep(),
+    r: () => commands.renew(),
     n: () => commands.next(),
     h: controls.hideMarks,
     m: controls.useLoupe,
@@ -54,9 +57,11 @@ export function listen(commands, viewer, gestures, controls) {
     Backspace: () => commands.clear(),
     PageDown: () => commands.turn(1),
     PageUp: () => commands.turn(-1),
-    Escape: () => leave(viewer, gestures),
+    Escape: () => gestures.drop() || commands.letGo(),
   };
+  const typed = new Typed();
   document.addEventListener("keydown", (event) => {
+    if (typed.isGoingOn(event)) return;
     if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
     if (isUndo(event)) return run(event, () => commands.undo());
     if (event.key in ARROWS) return isFree(event.target) && run(event, () => arrow(commands, event));
@@ -69,8 +74,30 @@ export function listen(commands, viewer, gestures, controls) {
   });
   document.addEventListener("keyup", (event) => {
     const mine = event.key === " " && !isTyping(event.target) && !isControl(event.target) && !document.querySelector("dialog[open]");
-    if (mine && !gestures.panned && isAllowed(event)) commands.confirm();
+    if (mine && !gestures.panned && !typed.isRecent && isAllowed(event)) commands.confirm();
   });
+}
+
+/** The rest of what was typed into a window of names when it closed: no shortcuts, until a pause or a click. */
+class Typed {
+  #last = -Infinity;
+
+  constructor() {
+    document.addEventListener("pointerdown", () => (this.#last = -Infinity), { capture: true });
+  }
+
+  get isRecent() {
+    return performance.now() - this.#last < TYPING;
+  }
+
+  /** Notes keys that are typed there; true for one that is still meant for it. @param {KeyboardEvent} event */
+  isGoingOn(event) {
+    const inside = event.target instanceof Element && event.target.closest("dialog .names");
+    const goesOn = !inside && this.isRecent && event.key !== "Tab";
+    if (inside || goesOn) this.#last = performance.now();
+    if (goesOn && !event.ctrlKey && !event.metaKey) event.preventDefault();
+    return goesOn;
+  }
 }
 
 /** Numbers of two digits: the second counts when it comes at once and there is such a point. */
@@ -106,13 +133,6 @@ function arrow(commands, event) {
   const [x, y] = ARROWS[event.key];
   const far = event.shiftKey ? 10 : event.ctrlKey || event.metaKey ? 100 : 1;
   commands.nudge(x * far, y * far);
-}
-
-function leave(viewer, gestures) {
-  if (gestures.drop()) return;
-  viewer.cursor = null;
-  viewer.hideLoupe();
-  viewer.redraw();
 }
 
 function isUndo(event) {

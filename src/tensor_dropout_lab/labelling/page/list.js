@@ -57,6 +57,11 @@ export class List {
     state.addEventListener("open", () => this.#follow());
   }
 
+  /** Ids of the images that the filter lets through, in their order. */
+  get ids() {
+    return this.#ids;
+  }
+
   /** Changes come in bursts: drawn once a frame. */
   #later() {
     cancelAnimationFrame(this.frame);

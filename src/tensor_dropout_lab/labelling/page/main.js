@@ -36,7 +36,8 @@ async function start() {
     closeDrawers();
     commands.open(id);
   };
-  new List(state, (id) => api.thumbnail(id), open);
+  const list = new List(state, (id) => api.thumbnail(id), open);
+  commands.listed = () => list.ids;
   new Points(state, commands);
   new Progress(state);
   addOrder(state);
@@ -62,8 +63,8 @@ async function start() {
   await outbox.recover();
   guardLeaving(commands, outbox);
   followAddress(state, viewer);
-  if (state.names.length) showHint();
-  else editNames(state);
+  if (state.names.length) showHint(state);
+  else editNames(state, () => showHint(state));
 }
 
 /** Wait for the server; a wrong token is said once and for all. */
@@ -103,13 +104,13 @@ function hands(commands) {
 }
 
 function addButtons(state, viewer, commands) {
-  const toggle = (id, property) => () => {
-    viewer[property] = !viewer[property];
-    byId(id).setAttribute("aria-pressed", String(id === "hide-marks" ? !viewer[property] : viewer[property]));
+  const useLoupe = () => {
+    viewer.loupeOn = !viewer.loupeOn;
+    byId("use-loupe").setAttribute("aria-pressed", String(viewer.loupeOn));
     viewer.hideLoupe();
     viewer.redraw();
   };
-  const controls = { help: showHelp, hideMarks: toggle("hide-marks", "marksShown"), useLoupe: toggle("use-loupe", "loupeOn") };
+  const controls = { help: showHelp, hideMarks: () => commands.hide(), useLoupe };
   const buttons = {
     "toggle-list": ["list", "Images", {}],
     "toggle-panel": ["panel", "Points and progress", {}],
@@ -119,9 +120,10 @@ function addButtons(state, viewer, commands) {
     "zoom-in": ["plus", "Zoom in", { key: "+" }, () => viewer.zoom(1.4)],
     "zoom-out": ["minus", "Zoom out", { key: "−" }, () => viewer.zoom(1 / 1.4)],
     "zoom-fit": ["fit", "Whole image", { key: "0" }, () => viewer.fit()],
-    "hide-marks": ["eye", "Hide the points", { key: "H" }, controls.hideMarks],
+    "hide-marks": ["eye", "Hide suggestions, then all points", { key: "H" }, controls.hideMarks],
     "use-loupe": ["loupe", "Magnifier", { key: "M" }, controls.useLoupe],
     "open-window": ["window", "Black and white of this picture", {}],
+    newer: ["renew", "Newer suggestions", { key: "R", text: true, about: "Newer suggestions are there: show them" }, () => commands.renew()],
     keep: ["keep", "Looks right", { key: "L", text: true }, () => commands.keep()],
     undo: ["undo", "Undo", { key: "Ctrl Z", text: true }, () => commands.undo()],
     clear: ["clear", "Clear", { key: "Del", text: true }, () => commands.clear()],
@@ -133,7 +135,7 @@ function addButtons(state, viewer, commands) {
     dress(byId(id), name, label, options);
     if (act) byId(id).addEventListener("click", (event) => press(event, act));
   }
-  byId("edit-names").addEventListener("click", () => editNames(state));
+  byId("edit-names").addEventListener("click", () => editNames(state, () => showHint(state)));
   byId("skip-link").addEventListener("click", (event) => press(event, () => byId("stage").focus()));
   rememberGoOn(commands);
   return controls;

@@ -33,20 +33,21 @@ export class Points {
   }
 
   #showList() {
-    const { names, active } = this.#state;
+    const { names, active, checks } = this.#state;
     while (this.#list.children.length > names.length) this.#list.lastChild.remove();
     names.forEach((name, index) => {
       const row = this.#list.children[index] ?? this.#list.appendChild(this.#makeRow(index));
       const word = this.#commands.tellPoint(index);
       const button = row.firstChild;
-      row.className = `point is-${WORDS[word]}`;
+      const check = checks.includes(index);
+      row.className = `point is-${WORDS[word]}${check ? " check" : ""}`;
       button.setAttribute("aria-pressed", String(index === active));
       if (index === active && row.dataset.active !== "yes") reveal(row);
       row.dataset.active = index === active ? "yes" : "";
       setText(button.querySelector(".point-name"), name);
-      if (row.dataset.word === word) return;
-      row.dataset.word = word;
-      button.querySelector(".point-state").replaceChildren(stateIcon(WORDS[word]), make("span", { text: word }));
+      if (row.dataset.word === word && row.dataset.check === String(check)) return;
+      Object.assign(row.dataset, { word, check });
+      button.querySelector(".point-state").replaceChildren(stateIcon(check ? "check" : WORDS[word]), make("span", { text: check ? "to check" : word }));
     });
   }
 
@@ -59,16 +60,32 @@ export class Points {
   }
 
   #showPrompt() {
-    const { names, active, points, waiting, summary } = this.#state;
+    const { names, active, points, waiting, summary, chosen } = this.#state;
     const prompt = byId("prompt");
     const done = points.length > 0 && points.every(Boolean);
     if (summary?.problem) setText(prompt, "Go on with another image.");
     else if (!names.length) setText(prompt, "Name the points first.");
+    else if (summary?.check && !(chosen && active !== null)) setText(prompt, this.#tellChecks());
     else if (active !== null) this.#promptFor(prompt, active);
-    else if (done) setText(prompt, "This image is done.");
+    else if (done) setText(prompt, this.#tellDone());
     else setText(prompt, "Drag what is wrong, then accept.");
     byId("accept").classList.toggle("primary", waiting.length > 0);
     byId("next").classList.toggle("primary", done);
+  }
+
+  /** Which points are far from where they are expected. */
+  #tellChecks() {
+    const { checks, names } = this.#state;
+    const named = checks.slice(0, 3).map((index) => `${index + 1} ${names[index] === String(index + 1) ? "" : names[index]}`.trim());
+    const more = checks.length > 3 ? ` and ${checks.length - 3} more` : "";
+    if (!checks.length) return "To check: a label here is far from what the other images say.";
+    return `To check: ${named.join(", ")}${more}. Drag to the diamond’s place, or it looks right.`;
+  }
+
+  #tellDone() {
+    const { open, images, checks } = this.#state.remaining;
+    if (open) return "This image is done.";
+    return `All ${count(images, "image")} are labelled${checks ? `, ${checks} to check` : ""}.`;
   }
 
   #promptFor(prompt, active) {
@@ -88,7 +105,8 @@ export class Points {
     this.#enable(accept, ready && waiting.length > 0);
     this.#enable(byId("absent"), ready && active !== null);
     this.#enable(byId("clear"), ready && active !== null && Boolean(points[active]));
-    byId("keep").hidden = !summary?.check;
+    show(byId("keep"), Boolean(summary?.check));
+    show(byId("newer"), this.#state.hasNewer);
   }
 
   /** Not "disabled": the focus would be lost, and the reason could not be said. */
@@ -107,6 +125,12 @@ export class Points {
     document.title = `${summary.name} · Label`;
     byId("stage").setAttribute("aria-label", `Image ${summary.name}, ${summary.width} by ${summary.height} pixels, ${done} of ${count(names.length, "point")} done`);
   }
+}
+
+/** A button that goes leaves the focus to the image. */
+function show(button, yes) {
+  if (!yes && document.activeElement === button) byId("stage").focus({ preventScroll: true });
+  button.hidden = !yes;
 }
 
 /** Scroll the panel, and nothing else, so that a row is in sight. @param {HTMLElement} row */

@@ -47,7 +47,16 @@ export class Progress {
     parts.push(make("p", { class: "figure-line" }, make("strong", { class: "figure", text: `${round(last.error_pixels)} px` }), ` mean distance${percent}`));
     parts.push(drawChart(rounds));
     const about = "Measured on labelled images that the fit had not seen, in pixels of the original.";
-    return [...parts, make("p", { class: "muted small", text: about })];
+    return [...parts, make("p", { class: "muted small", text: about }), this.#tellBias()].filter(Boolean);
+  }
+
+  /** A fit that is checked against what it has suggested looks better than it is. */
+  #tellBias() {
+    const { accepted = 0, moved = 0, hand = 0 } = this.#state.statistics;
+    const share = accepted / Math.max(accepted + moved + hand, 1);
+    if (share <= 0.5) return null;
+    const text = `Most labels (${Math.round(100 * share)} %) are accepted suggestions: the true error is larger.`;
+    return make("p", { class: "bias small", text });
   }
 
   #tellFit(fit, features) {

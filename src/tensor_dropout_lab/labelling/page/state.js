@@ -2,6 +2,7 @@
 
 import { apply, isPlaced, stateOf } from "./actions.js";
 import { Refused } from "./api.js";
+import { freeze, hasNewer, thaw } from "./frozen.js";
 
 /** @typedef {import("./api.js").Detail} Detail */
 /** @typedef {import("./api.js").Summary} Summary */
@@ -9,7 +10,7 @@ import { Refused } from "./api.js";
 
 /**
  * Events: "project" (names, images), "images" (states of some), "open" (another image), "points" (points, suggestions or
- * the chosen point), "statistics", "progress", "trouble" {message}.
+ * the chosen point), "newer" (other suggestions than those shown are there), "statistics", "progress", "trouble" {message}.
  */
 export class State extends EventTarget {
   /** @type {string[]} */
@@ -27,6 +28,8 @@ export class State extends EventTarget {
   /** Was it chosen by the person, not only the next in turn? */
   chosen = false;
   order = "gain";
+  /** Are the suggestions put away? Then they cannot be accepted, and what is placed is placed by hand. */
+  blind = false;
   #api;
   #outbox;
   #clock;
@@ -87,10 +90,40 @@ export class State extends EventTarget {
     return points;
   }
 
-  /** @returns {import("./api.js").Suggestion[]} */
+  /** Suggestions as they are shown: none to a person who has put them away. @returns {import("./api.js").Suggestion[]} */
   get suggestions() {
-    const suggested = this.detail?.suggestions ?? [];
+    const suggested = this.blind ? [] : this.detail?.suggestions ?? [];
     return this.names.map((_, index) => suggested[index] ?? null);
+  }
+
+  /** Are there newer suggestions for open points than those that are shown? */
+  get hasNewer() {
+    return !this.blind && hasNewer(this.detail, this.points);
+  }
+
+  /** Show them. */
+  takeNewer() {
+    if (!this.hasNewer) return;
+    this.#details.set(this.current, thaw(this.detail));
+    this.#tell("points");
+  }
+
+  /** Placed points that are far from where the other images say, as far as the server names them. */
+  get checks() {
+    const { points, detail, summary } = this;
+    return summary?.check ? (detail?.checks ?? []).filter((index) => isPlaced(points[index])) : [];
+  }
+
+  /** Where the other images say that a placed point is. @param {number} index */
+  expectedAt(index) {
+    return (this.detail?.latest ?? this.detail?.suggestions)?.[index] ?? null;
+  }
+
+  /** What is left to do; unreadable images do not count. */
+  get remaining() {
+    const images = [...this.images.values()].filter((image) => image.state !== "unreadable");
+    const open = images.filter((image) => image.state !== "labelled").length;
+    return { images: images.length, open, checks: images.filter((image) => image.check).length };
   }
 
   /** Where a point is shown: placed, suggested, or nowhere. */
@@ -108,6 +141,7 @@ export class State extends EventTarget {
   /** @param {number} id */
   async open(id) {
     if (!this.images.has(id)) return;
+    for (const known of [this.current, id]) if (this.#details.has(known)) this.#details.set(known, thaw(this.#details.get(known)));
     this.current = id;
     this.active = null;
     this.chosen = false;
@@ -124,9 +158,14 @@ export class State extends EventTarget {
     const detail = await this.#quietly(this.#api.image(id));
     if (!detail) return;
     if (before !== this.#stored) return this.refresh(id);
+    if (id !== this.current) {
+      this.#details.set(id, detail);
+      return;
+    }
     const had = this.suggestions;
-    this.#details.set(id, detail);
-    if (id !== this.current) return;
+    const hadNewer = this.hasNewer;
+    this.#details.set(id, freeze(detail, this.detail?.suggestions ?? []));
+    if (this.hasNewer && !hadNewer) this.#tell("newer");
     if (first || (!this.chosen && this.active === null)) this.#chooseNext();
     else this.#keepChoice(had);
     this.#tell("points");
@@ -149,6 +188,18 @@ export class State extends EventTarget {
     const statistics = await this.#quietly(this.#api.statistics());
     if (statistics) this.statistics = statistics;
     this.#tell("statistics");
+  }
+
+  /** @param {boolean} yes */
+  setBlind(yes) {
+    this.blind = yes;
+    if (!this.chosen) this.#chooseNext();
+    this.#tell("points");
+  }
+
+  /** Back to the next open point in turn. */
+  chooseInTurn() {
+    this.#chooseNext();
   }
 
   /** @param {number|null} index */
@@ -262,6 +313,8 @@ export class State extends EventTarget {
   #act(action) {
     if (this.current === null) return;
     const seconds = this.#clock.take();
+    const touched = (action.points ?? []).map((point) => point.point ?? point);
+    if (this.detail?.checks) this.detail.checks = this.detail.checks.filter((index) => !touched.includes(index));
     this.#outbox.add({ type: "action", action: { ...action, image: this.current, seconds } });
     this.#guess(this.current, action.kind === "keep");
   }
@@ -291,7 +344,8 @@ export class State extends EventTarget {
     this.#stored += 1;
     for (const item of items) {
       const detail = item.type === "action" && this.#details.get(item.action.image);
-      if (detail) detail.points = apply(this.names.map((_, index) => detail.points[index] ?? null), item.action);
+      if (!detail) continue;
+      detail.points = apply(this.names.map((_, index) => detail.points[index] ?? null), item.action);
     }
     const waiting = new Set(this.#outbox.items.flatMap((item) => (item.type === "action" ? [item.action.image] : [])));
     this.#update((answer.images ?? []).filter((image) => !waiting.has(image.id)));

@@ -2,7 +2,8 @@
 
 const REACH = { mouse: 14, pen: 16, touch: 26 };
 const EXACT = { mouse: 3, pen: 4, touch: 10 }; // closer than this, a click means the mark and not the place beside it
-const STILL = 5; // pixels of the screen: less is a click
+const DIAMOND = { mouse: 10, pen: 10, touch: 14 }; // the size of a suggestion: a click on it accepts it
+const STILL = { mouse: 2, pen: 4, touch: 10 }; // pixels of the screen: more is a drag
 const LONG = 350; // ms that a finger rests before it aims
 const DOUBLE = 400;
 
@@ -90,7 +91,8 @@ export class Gestures {
     const touch = event.pointerType === "touch";
     const mark = this.#viewer.markAt(at.x, at.y, REACH[event.pointerType] ?? REACH.mouse);
     if (mark && !this.#isSecond(at)) {
-      const isExact = mark.distance <= (EXACT[event.pointerType] ?? EXACT.mouse);
+      const sizes = mark.kind === "suggested" && mark.index !== this.#hands.target() ? DIAMOND : EXACT;
+      const isExact = mark.distance <= (sizes[event.pointerType] ?? sizes.mouse);
       this.#begin("mark", at, event, { index: mark.index, isExact, dx: mark.at.x - at.x, dy: mark.at.y - at.y });
     } else if (touch) {
       this.#begin("touch", at, event);
@@ -135,7 +137,7 @@ export class Gestures {
     const now = this.#now;
     if (now?.kind === "pinch") return this.#pinch();
     if (!now || event.pointerId !== now.id) return;
-    now.moved ||= Math.hypot(at.x - now.start.x, at.y - now.start.y) > STILL;
+    now.moved ||= Math.hypot(at.x - now.start.x, at.y - now.start.y) > (STILL[event.pointerType] ?? STILL.mouse);
     if (now.kind === "touch" && now.moved) this.#begin("pan", at, event, { id: now.id, moved: true, timer: clearTimeout(now.timer) });
     else if (now.kind === "pan") this.#viewer.pan(at.x - now.last.x, at.y - now.last.y);
     else if (now.kind === "aim" || (now.kind === "mark" && now.moved)) this.#hold(at);

@@ -4,13 +4,16 @@ import { draw } from "../dom.js";
 import { isPlaced } from "../actions.js";
 import { toScreen } from "./view.js";
 
-/** @typedef {{x: number, y: number, index: number, kind: "confirmed"|"suggested", ellipse?: number[][]|null}} Mark */
+/** @typedef {{x: number, y: number, index: number, kind: "confirmed"|"suggested", ellipse?: number[][]|null,
+ *   check?: boolean, expected?: {x: number, y: number}|null}} Mark check: it is far from where it is expected */
 
 /** What is shown of an image. @param {import("../state.js").State} state @returns {Mark[]} */
 export function listMarks(state) {
   const suggestions = state.suggestions;
+  const checks = state.checks;
   return state.points.flatMap((point, index) => {
-    if (isPlaced(point)) return [{ x: point.x, y: point.y, index, kind: "confirmed" }];
+    const check = checks.includes(index);
+    if (isPlaced(point)) return [{ x: point.x, y: point.y, index, kind: "confirmed", check, expected: check ? state.expectedAt(index) : null }];
     const suggestion = suggestions[index];
     return point || !suggestion ? [] : [{ ...suggestion, index, kind: "suggested" }];
   });
@@ -40,7 +43,8 @@ export function measureEllipse(matrix, image) {
 export function drawMarks(svg, marks, scene) {
   const ellipses = marks.filter((mark) => mark.ellipse).map((mark) => drawEllipse(mark, scene));
   const last = [...marks].sort((one, other) => (one.index === scene.active) - (other.index === scene.active));
-  svg.replaceChildren(...ellipses, ...last.map((mark) => drawMark(mark, scene)));
+  const expected = marks.filter((mark) => mark.expected).map((mark) => drawExpected(mark, scene));
+  svg.replaceChildren(...ellipses, ...expected, ...last.map((mark) => drawMark(mark, scene)));
 }
 
 function drawEllipse(mark, { view, image }) {
@@ -50,17 +54,27 @@ function drawEllipse(mark, { view, image }) {
   return draw("g", { class: "ellipse" }, draw("ellipse", { ...size, class: "under" }), draw("ellipse", { ...size, class: "over" }));
 }
 
+/** Where the other images say that a point is, and a line to where it was placed; it cannot be clicked. */
+function drawExpected(mark, { view, image }) {
+  const from = toScreen(view, mark.x * image.width, mark.y * image.height);
+  const to = toScreen(view, mark.expected.x * image.width, mark.expected.y * image.height);
+  const diamond = `M${to.x} ${to.y - 8}L${to.x + 8} ${to.y} ${to.x} ${to.y + 8} ${to.x - 8} ${to.y}Z`;
+  const d = `M${from.x} ${from.y}L${to.x} ${to.y}${diamond}`;
+  return draw("g", { class: "expected", "data-point": mark.index }, draw("path", { d, class: "under" }), draw("path", { d, class: "over" }));
+}
+
 function drawMark(mark, { view, image, active, names }) {
   const { x, y } = toScreen(view, mark.x * image.width, mark.y * image.height);
   const isActive = mark.index === active;
   const group = draw("g", {
-    class: `mark ${mark.kind}${isActive ? " active" : ""}`,
+    class: `mark ${mark.kind}${isActive ? " active" : ""}${mark.check ? " check" : ""}`,
     transform: `translate(${x} ${y})`,
     "data-point": mark.index,
   });
   if (isActive) group.append(draw("circle", { r: 15, class: "halo-under" }), draw("circle", { r: 15, class: "halo" }));
+  if (mark.check) group.append(draw("circle", { r: 11, class: "ring-under" }), draw("circle", { r: 11, class: "ring" }));
   group.append(...(mark.kind === "confirmed" ? drawDisc() : drawDiamond()));
-  group.append(draw("text", { x: 12, y: -9, text: isActive ? `${mark.index + 1} ${names[mark.index] ?? ""}` : mark.index + 1 }));
+  group.append(draw("text", { x: 12, y: -9, text: `${mark.index + 1}${mark.check ? "?" : ""}${isActive ? ` ${names[mark.index] ?? ""}` : ""}` }));
   return group;
 }
 

@@ -42,7 +42,7 @@ export class Viewer extends EventTarget {
     this.#state = state;
     this.#pictures = pictures;
     state.addEventListener("open", () => this.show());
-    for (const name of ["points", "project"]) state.addEventListener(name, () => this.redraw());
+    for (const name of ["points", "project", "images"]) state.addEventListener(name, () => this.redraw());
     new ResizeObserver(() => this.#resize()).observe(this.stage);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.redraw());
   }
