@@ -10,12 +10,12 @@ from contextlib import closing, contextmanager
 import numpy as np
 from PIL import Image
 
-from tensor_dropout_lab.labelling.application import DEFAULTS, KEPT
 from tensor_dropout_lab.labelling.events import Events
 from tensor_dropout_lab.labelling.fit_loop import FitLoop
 from tensor_dropout_lab.labelling.folder import list_pictures
 from tensor_dropout_lab.labelling.server import Api, bind, make_app, make_server
 from tensor_dropout_lab.labelling.session import Session
+from tensor_dropout_lab.labelling.settings import DEFAULTS, KEPT
 
 CLIENT, OTHER = "aaaaaaaa", "bbbbbbbb"
 TOKEN = "0123456789abcdef" * 2

@@ -11,17 +11,23 @@ import sys
 import time
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from typer.testing import CliRunner
 
 from label_project import CLIENT, TOKEN, Asking, draw_spots, place
 from tensor_dropout_lab import cli
 from tensor_dropout_lab.labelling.application import choose_port, find_last_port
+from tensor_dropout_lab.labelling.fit_loop import FitLoop
+from tensor_dropout_lab.labelling.folder import list_pictures
+from tensor_dropout_lab.labelling.messages import BadPicture, FeaturesDone
 from tensor_dropout_lab.labelling.server import bind
+from tensor_dropout_lab.labelling.session import Session
+from tensor_dropout_lab.labelling.settings import choose_settings
 
 NETWORK = ["--backbone", "small_backbone:build", "--size", "16"]
 
@@ -66,7 +72,11 @@ def test_folders_that_cannot_be_used(folder, tmp_path):
     assert "there are no pictures in" in fail(tmp_path / "empty")
     assert "cannot be made" in fail(folder, "--out", folder / "0.png" / "labels")
     write(tmp_path / "empty" / "a.png", "no picture")
-    assert fail(tmp_path / "empty") == f"Error: label: none of the 1 pictures in {tmp_path / 'empty'} can be read"
+    assert fail(tmp_path / "empty") == f"Error: label: the only picture in {tmp_path / 'empty'} cannot be read"
+    assert "is an archive; unpack it: label takes a folder" in fail(write(tmp_path / "images.tar", ""))
+    write(tmp_path / "empty" / "b.GIF", "")
+    (tmp_path / "empty" / "a.png").unlink()
+    assert "1 file was passed over by ending (.gif)" in fail(tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,38 @@ def test_options_that_cannot_be_used(folder, tmp_path):
     assert "--size is" in fail(folder, *NETWORK[:2], "--size", "large")
     assert "is not one of gain, folder" in fail(folder, "--order", "any", status=2)
     assert "less than or equal to 65535" in fail(folder, "--port", "70000", status=2)
+    table = write(tmp_path / "old.csv", "file,nose_x,nose_y\n1.png,80,60\n2.png,5,6\n")
+    assert fail(folder, *NETWORK, "--read", table).endswith("are expected; add --units pixels")
+    assert not (folder / "labels").exists()  # a start that failed leaves nothing behind
+    table = write(tmp_path / "old.csv", "file,nose_x,nose_y\n1.png,0.5,0.5\n")
+    said = fail(folder, *NETWORK, "--read", table, "--write", tmp_path / "labels.txt")
+    assert "choose one of .tps, .json, .csv, or name it with --format: tps, coco, deeplabcut, csv" in said
+
+
+def test_what_is_not_shown_is_said(folder, tmp_path, monkeypatch):
+    write(folder / "moving.gif", "")
+    picture = Image.open(folder / "0.png")
+    picture.save(folder / "stack.tif", save_all=True, append_images=[picture])
+    picture.save(folder / "single.tif")
+    picture.resize((64, 64)).save(folder / "large.png")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)
+    (folder / "hidden.png").touch()
+    allowed = Path.open
+    refuse = PermissionError(13, "Permission denied", str(folder / "hidden.png"))
+
+    def open_(path, *arguments, **more):
+        if path.name == "hidden.png":
+            raise refuse
+        return allowed(path, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", open_)
+    table = write(tmp_path / "old.csv", "file,nose_x,nose_y\n1.png,0.5,0.5\n")
+    said = label(folder, "--read", table, "--write", tmp_path / "new.tps").splitlines()
+    assert "1 file was passed over by ending (.gif): save as PNG, JPEG or TIFF what is to be labelled" in said
+    assert "1 picture has several pages, such as stack.tif; only the first is shown" in said
+    large = "it has 4,096 pixels, more than the 3,000 that are read; make it smaller"
+    assert f"Cannot be read: large.png ({large})" in said
+    assert "Cannot be read: hidden.png (it may not be read)" in said
 
 
 def test_a_journal_that_is_damaged_is_named(folder):
@@ -110,7 +152,21 @@ def test_without_the_server_it_says_what_to_install(folder, monkeypatch):
         monkeypatch.setitem(sys.modules, module, None)
     for name in ("server", "guard"):
         monkeypatch.delitem(sys.modules, f"tensor_dropout_lab.labelling.{name}", raising=False)
-    assert "is not installed; install it with: pip install 'tensor-dropout[label]'" in fail(folder, *NETWORK)
+    said = fail(folder, *NETWORK)
+    assert "is not installed; install it with: pip install 'tensor-dropout[label]'" in said
+    assert "in a clone: pip install -c constraints.txt -e '.[label]'" in said
+    assert not (folder / "labels").exists()
+
+
+def test_with_the_bare_library_it_says_which_extra(tmp_path):
+    program = (
+        "import sys; sys.modules['typer'] = None; sys.argv[1:] = ['label', 'wings']\n"
+        "from tensor_dropout_lab.__main__ import main\n"
+        "main()"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 1
+    assert "pip install 'tensor-dropout[label]'" in result.stderr
 
 
 # Files of other programs, and what a project remembers.
@@ -130,7 +186,7 @@ def test_labels_are_taken_over_and_written(folder, tmp_path):
     assert kinds == [None, "names", "place", "place", "absent"]
     table.write_text(table.read_text().replace("8,16,24,32", "0,0,0,0") + "4.png,16,16,16,16\n")
     said = label(folder, *options)
-    assert "Took over the labels of 1 images" in said
+    assert "Took over the labels of 1 image from" in said
     assert "2 points were placed elsewhere in the project before, and stay there" in said
     assert (folder / "labels" / "points.csv").read_text().splitlines() == [*points, "4.png,0.5,0.5,0.5,0.5"]
     other = tmp_path / "copy"
@@ -148,16 +204,44 @@ def test_a_project_remembers_its_network_and_its_groups(folder, tmp_path):
     assert result.exit_code == 0, result.output
     assert "2 of 6 images are labelled already" in result.output
     assert (tmp_path / "b.csv").read_text().startswith("file,group,nose_x,nose_y\n1.png,1,")
-    settings = json.loads((folder / "labels" / "project.json").read_text())["settings"]
-    assert (settings["backbone"], settings["size"]) == ("small_backbone:build", [16])
     names = write(tmp_path / "names.txt", "nose\ntail\n")
     label(folder, "--points", names, "--write", tmp_path / "c.csv")
     assert (folder / "labels" / "points.csv").read_text().startswith("file,group,nose_x,nose_y,tail_x,tail_y")
     assert "begins with head" in fail(folder, *NETWORK, "--points", write(names, "head\n"))
     (folder / "1.png").unlink()
-    assert "1 images with labels are not in the folder any more, such as 1.png" in label(
-        folder, "--write", tmp_path / "d.csv"
-    )
+    said = label(folder, "--write", tmp_path / "d.csv")
+    assert "1 image with labels is not in the folder any more, such as 1.png" in said
+    assert "labelled already" not in said  # one more point was named: none is complete
+    assert "Wrote the labels of 1 image:" in said
+
+
+def test_options_of_the_network_are_remembered_when_it_has_given_features(folder, tmp_path):
+    project = folder / "labels" / "project.json"
+    wrong = {"backbone": "my_nets:build", "size": (8,), "group_pattern": "[0-9]"}
+    for expected in ("my_nets:build", "efficientnet-lite0"):  # it was not remembered
+        settings = choose_settings(wrong, project)
+        assert (settings.chosen["backbone"], settings.chosen["size"]) == (expected, wrong.get("size") and [8])
+        assert settings.remembered == ""
+        pictures = list_pictures(folder, project.parent)
+        project.parent.mkdir(exist_ok=True)
+        with closing(Session(pictures, project.parent, settings.chosen, print, kept=settings.kept)) as session:
+            assert json.loads(project.read_text())["settings"].get("backbone") is None
+            wrong = {}
+    assert settings.chosen["group_pattern"] == "[0-9]"  # it fitted the names
+    with closing(Session(pictures, project.parent, settings.chosen | {"size": [8]}, print, kept={})) as session:
+        fits = FitLoop(session, tmp_path, say=print)
+        fits._take(BadPicture(0, "damaged"))
+        fits._take(FeaturesDone(1))
+        assert json.loads(project.read_text())["settings"] == {}
+        fits._take(FeaturesDone(2))
+    settings = choose_settings({}, project)
+    assert settings.chosen["size"] == [8]
+    assert settings.remembered == " (--size 8 from the last start; --size 224 changes it)"
+    assert choose_settings({"size": (224,)}, project).remembered == ""
+    assert choose_settings({"backbone": "small_backbone:build"}, project).chosen["size"] is None
+    write(project, project.read_text().replace('"weights": null', '"weights": "gone.pt"'))
+    said = fail(folder)
+    assert "there is no file gone.pt of weights; correct --weights (--weights gone.pt from the last start; " in said
 
 
 def test_the_port_of_before_is_taken_if_it_is_free(tmp_path):
@@ -215,10 +299,14 @@ def test_killed_and_started_again_the_page_goes_on_and_ends_with_a_head(folder, 
     random, confirmed = np.random.default_rng(), []
     with started(folder, *cache) as (process, ask):
         ask("/api/names", {"client": CLIENT, "names": ["spot"]})
-        assert "another tensor-dropout label is open for" in fail(folder, *NETWORK, "--no-browser")
+        said = fail(folder, *NETWORK, "--no-browser")
+        assert "another tensor-dropout label is open for" in said
+        assert f"its page is at http://127.0.0.1:{ask.port} in the browser that opened it" in said
+        assert TOKEN not in said
         draw_spots(tmp_path / "others", 1)
         taken = fail(tmp_path / "others", *NETWORK, "--no-browser", "--port", ask.port)
         assert f"port {ask.port} cannot be used" in taken
+        assert not (tmp_path / "others" / "labels").exists()
         workers = children(process.pid)
         end = time.monotonic() + random.uniform(0.1, 0.5)
         while time.monotonic() < end:
@@ -248,6 +336,35 @@ def test_killed_and_started_again_the_page_goes_on_and_ends_with_a_head(folder, 
         rows = {Path(row["file"]).name: row for row in csv.DictReader(stream)}
     assert len(rows) == 12
     assert -0.5 < float(rows["3.png"]["spot_x"]) < 1.5
+
+
+def test_sigterm_ends_a_session_within_seconds(folder, monkeypatch):
+    monkeypatch.setenv("TENSOR_DROPOUT_LABEL_TOKEN", TOKEN)
+    with bind(0) as listener:
+        ask = Asking(listener.getsockname()[1])
+
+    asked = []
+
+    def end():
+        try:
+            wait_for(lambda: ask("/api/project")[0] == 200)
+        finally:
+            asked.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        person = pool.submit(end)
+        said = label(folder, "--no-browser", "--port", ask.port)
+        person.result()
+    assert time.monotonic() - asked[0] < 10
+    assert said.splitlines()[-1] == f"The table is {folder / 'labels' / 'points.csv'}"
+
+
+def test_the_folder_of_labels_is_not_that_of_its_head(folder, tmp_path):
+    (folder / "labels" / "head").mkdir(parents=True)
+    write(folder / "labels" / "head" / "fit.json", "{}")
+    said = invoke("predict", folder, "--model", folder / "labels", "-o", tmp_path / "p.csv").output
+    assert f"did you mean {folder / 'labels' / 'head'}?" in said
 
 
 def go_on(ask, confirmed, places):

@@ -159,7 +159,7 @@ def test_three_thousand_pictures(tmp_path):
     shape, times = (3000, 20), {}
     news = Suggestions(
         1, 1, np.full((*shape, 2), 0.5), np.full((*shape, 2, 2), np.nan), np.full(shape, 0.1), np.arange(3000.0),
-        np.zeros(3000, bool), np.zeros(3000, bool),
+        np.zeros(3000, bool), np.zeros(shape),
     )  # fmt: skip
     for name, ask in {
         "suggestions": lambda: session.take_suggestions(news, {}),

@@ -147,7 +147,7 @@ def test_tps_of_tpsdig(tmp_path):
     assert found.files == ("Flügel 1.jpg", "b.png")
     np.testing.assert_allclose(found.points, [[[0.25, 0.25], [NAN, NAN]], [[NAN, NAN], [NAN, NAN]]])
     assert found.absent.tolist() == [[False, True], [False, False]]
-    assert "curves and outlines of 1 images were left out" in found.notes[0]
+    assert "curves and outlines of 1 image were left out" in found.notes[0]
 
 
 def test_tps_of_geomorph_and_of_a_land_that_writes_commas(tmp_path):
@@ -229,7 +229,7 @@ def test_images_that_are_not_there_are_named_and_left_out():
         make_labels(files=("a.png", "no.png"), names=("tip",)), ["a.png", "z.png"], np.full((2, 2), 10)
     )
     assert found.files == ("a.png",)
-    assert found.notes == ("1 images are not in the folder, and their labels were left out: no.png",)
+    assert found.notes == ("1 image is not in the folder, and their labels were left out: no.png",)
 
 
 def test_an_image_in_another_folder_is_taken_and_said():
@@ -237,10 +237,10 @@ def test_an_image_in_another_folder_is_taken_and_said():
     found = match_labels(make_labels(files=("v1/1.png", "v2/1.png"), names=("tip",)), ["v2/1.png"], np.full((1, 2), 10))
     assert (found.files, found.notes) == (
         ("v2/1.png",),
-        ("1 images are not in the folder, and their labels were left out: v1/1.png",),
+        ("1 image is not in the folder, and their labels were left out: v1/1.png",),
     )
     found = match_labels(make_labels(files=("v1/1.png",), names=("tip",)), ["v2/1.png"], np.full((1, 2), 10))
-    assert found.notes == ("1 images were found by their names, in other folders, such as v1/1.png as v2/1.png",)
+    assert found.notes == ("1 image was found by their names, in other folders, such as v1/1.png as v2/1.png",)
 
 
 def test_images_that_cannot_be_read_are_left_out():
@@ -248,7 +248,7 @@ def test_images_that_cannot_be_read_are_left_out():
         make_labels(files=("a.png", "b.png"), names=("t",)), ["a.png", "b.png"], np.array([[0, 0], [9, 9]])
     )
     assert found.files == ("b.png",)
-    assert "1 images cannot be read, and their labels were left out: a.png" in found.notes[0]
+    assert "1 image cannot be read, and their labels were left out: a.png" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_images_that_cannot_be_read_are_left_out():
     [
         (["1.png"], ["a/1.png", "b/1.png"], r"1\.png may be several images of the folder: a/1\.png, b/1\.png"),
         (["x/1.png", "y/1.png"], ["1.png"], r"x/1\.png and y/1\.png would both be 1\.png"),
-        (["1.png"], ["2.png"], r"none of its 1 images is in the folder: it has 1\.png, the folder has 2\.png"),
+        (["1.png"], ["2.png"], r"none of its 1 image is in the folder: it has 1\.png, the folder has 2\.png"),
     ],
 )
 def test_images_that_are_not_clear(files, images, said):
@@ -364,7 +364,11 @@ def annotate(**changes):
         ("p.csv", "file,a_x,a_y\nx.png,1,\n", r"x\.png, point 'a' has only one of x and y"),
         ("p.csv", "file,a_x,a_y\nx.png,1,b\n", "line 2, column 'a_y': 'b' is not a number"),
         ("p.csv", "file,a_x,a_y\nx.png,1,2\nx.png,1,2\n", "files with more than one row: x.png"),
-        ("labels.xml", "<a/>", r"the format cannot be told by its ending \(\.tps, \.json, \.csv\); name it: tps, coco"),
+        (
+            "labels.xml",
+            "<a/>",
+            r"choose one of \.tps, \.json, \.csv, or name it with --format: tps, coco",
+        ),
     ],
 )
 def test_damaged_files(tmp_path, name, text, said):

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import signal
 import socket
 import time
+from contextlib import closing
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from label_project import CLIENT, OTHER, TOKEN, draw_spots, labelling, open_session, place
+from tensor_dropout_lab.labelling.events import Events
 from tensor_dropout_lab.labelling.messages import Suggestions
-from tensor_dropout_lab.labelling.server import LARGEST_BODY, PAGE
+from tensor_dropout_lab.labelling.server import LARGEST_BODY, PAGE, make_server
 
 N = 6
 
@@ -124,12 +128,15 @@ def test_the_page_and_its_files(served):
 def test_labels_as_files_of_other_programs(served):
     _, ask = served
     act(ask, place(4, (0, 0.5, 0.5), (1, 0.25, 0.25)))
-    for name, beginning in (("tps", "LM=2"), ("csv", "file,nose_x"), ("deeplabcut", "scorer,"), ("coco", "{")):
+    for name, beginning, file in (
+        ("tps", "LM=2", "labels.tps"), ("csv", "file,nose_x", "points.csv"), ("coco", "{", "labels-coco.json"),
+        ("deeplabcut", "scorer,", "CollectedData_labels.csv"),
+    ):  # fmt: skip
         body = json.dumps({"format": name}).encode()
         status, headers, content = ask.raw("POST", "/api/export", body, {"X-Token": TOKEN})
         assert status == 200
         assert content.decode().startswith(beginning)
-        assert headers["content-disposition"].startswith("attachment; filename=")
+        assert headers["content-disposition"] == f'attachment; filename="{file}"'
     assert ask("/api/export", {"format": "docx"})[0] == 400
 
 
@@ -286,6 +293,23 @@ def test_what_is_no_http_is_answered_shortly(served):
     assert ask("/api/project")[0] == 200
 
 
+def test_a_first_signal_ends_in_order_and_a_second_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    monkeypatch.setattr(os, "write", lambda file, text: ended.append(text.decode()))
+    server = make_server(lambda *_: None, Events())
+    server.handle_exit(signal.SIGINT, None)
+    assert server.should_exit
+    assert not server.terminated
+    server.handle_exit(signal.SIGTERM, None)  # timeout sends its signal twice: that is one
+    assert server.terminated
+    assert ended == []
+    server._asked -= 1
+    server.handle_exit(signal.SIGTERM, None)
+    assert ended[1:] == [130]
+    assert "without a new head" in ended[0]
+
+
 # What fits say, and how quickly it is told.
 
 
@@ -293,7 +317,7 @@ def make_suggestions(number, seq, n, n_points, **changes):
     arrays = {
         "points": np.full((n, n_points, 2), 0.5), "ellipses": np.tile(np.eye(2) * 0.01, (n, n_points, 1, 1)),
         "std": np.full((n, n_points), 0.02), "gain": np.zeros(n), "doubtful": np.zeros(n, bool),
-        "suspect": np.zeros(n, bool),
+        "far": np.zeros((n, n_points)),
     }  # fmt: skip
     return Suggestions(number, seq, **(arrays | changes))
 
@@ -306,28 +330,88 @@ def test_suggestions_doubts_and_slips(tmp_path):
     session.act(CLIENT, [place(0, (0, 0.9, 0.9))])
     points = np.full((4, 1, 2), 0.5)
     points[3] = np.nan
-    doubtful, suspect = np.array([True, True, False, True]), np.array([True, False, False, False])
+    doubtful, far = np.array([True, True, False, True]), np.zeros((4, 1))
+    far[0] = 0.1
     gain = np.array([-np.inf, 1.0, 2.0, 0.5])
     ellipses = np.full((4, 1, 2, 2), np.nan)
-    changes = {"points": points, "doubtful": doubtful, "suspect": suspect, "gain": gain, "ellipses": ellipses}
+    changes = {"points": points, "doubtful": doubtful, "far": far, "gain": gain, "ellipses": ellipses}
     session.take_suggestions(make_suggestions(1, session.labels.seq, 4, 1, **changes), {"labelled": 1})
     images = session.describe()["images"]
     assert [image["state"] for image in images] == ["labelled", "doubtful", "predicted", "open"]
     assert [image["check"] for image in images] == [True, False, False, False]
     assert [image["id"] for image in news[-1]["images"]] == [0, 1, 2]
+    assert [session.show_image(image)["checks"] for image in (0, 1)] == [[0], []]
     assert session.show_image(1)["suggestions"] == [{"x": 0.5, "y": 0.5, "ellipse": None}]
     assert session.show_image(3)["suggestions"] == [None]
     assert [session.find_next(after, "gain") for after in (None, 2)] == [2, 1]
     assert session.find_next(2, "folder") == 3
     session.act(CLIENT, [place(0, (0, 0.5, 0.5), by="moved")])  # the slip is mended
     assert not session.summarize([0])[0]["check"]
+    assert session.show_image(0)["checks"] == []
     session.undo(CLIENT)
     assert session.summarize([0])[0]["check"]
+    assert session.show_image(0)["checks"] == [0]
     session.act(CLIENT, [{"kind": "keep", "image": 0}])
     assert not session.summarize([0])[0]["check"]
+    assert session.show_image(0)["checks"] == []
     session.rename(CLIENT, ["nose", "tail"])  # the fit knows nothing of the new point
     assert session.show_image(1)["suggestions"][1] is None
     assert session.count()["rounds"] == [{"labelled": 1}]
+
+
+def test_the_points_to_check_are_named_and_small_errors_are_none(tmp_path):
+    draw_spots(tmp_path, 2)
+    session = open_session(tmp_path)
+    session.rename(CLIENT, ["a", "b", "c"])
+    session.act(CLIENT, [place(image, *((point, 0.5, 0.5) for point in range(3))) for image in (0, 1)])
+    far = np.array([[0.2, 0.012, 0.02], [0.012, 0.0, 0.0]])  # of a picture with 800 pixels, 0.012 is ten
+    session.take_suggestions(make_suggestions(1, session.labels.seq, 2, 3, far=far), {"labelled": 2})
+    assert [session.show_image(image)["checks"] for image in (0, 1)] == [[0, 2], []]
+    assert [image["check"] for image in session.describe()["images"]] == [True, False]
+    session.close()
+
+
+def test_the_curve_of_errors_is_there_after_a_restart(tmp_path):
+    draw_spots(tmp_path, 2)
+    rounds = [{"labelled": 5, "error_pixels": 2.5, "error_percent": None}, {"labelled": 6, "error_pixels": 2.25}]
+    session = open_session(tmp_path)
+    session.rename(CLIENT, ["nose"])
+    for number, record in enumerate(rounds, start=1):
+        session.take_suggestions(make_suggestions(number, 1, 2, 1), record)
+    session.close()
+    again = open_session(tmp_path)
+    assert again.count()["rounds"] == rounds
+    assert not again.curve_is_damaged
+    again.close()
+    path = tmp_path / "labels" / "rounds.jsonl"
+    for damage in (
+        path.read_text()[:-5],
+        "[]\n",
+        '{"labelled": 5, "error_pixels": NaN}\n',
+        '{"labelled": "5"}\n',
+        "\0",
+    ):
+        path.write_text(damage)
+        with closing(open_session(tmp_path)) as damaged:
+            assert damaged.curve_is_damaged
+            assert damaged.count()["rounds"] == []
+    damaged.take_suggestions(make_suggestions(1, 1, 2, 1), rounds[0])
+    with closing(open_session(tmp_path)) as anew:
+        assert anew.count()["rounds"] == rounds[:1]
+    (tmp_path / "labels" / "journal.jsonl").unlink()
+    with closing(open_session(tmp_path)) as empty:
+        assert empty.count()["rounds"] == []  # they are of labels that are gone
+
+
+def test_pictures_that_were_deleted_do_not_count(tmp_path):
+    draw_spots(tmp_path, 3)
+    with closing(open_session(tmp_path)) as session:
+        session.rename(CLIENT, ["nose"])
+        session.act(CLIENT, [place(image, (0, 0.5, 0.5)) for image in range(3)])
+    (tmp_path / "1.png").unlink()
+    with closing(open_session(tmp_path)) as session:
+        counts = session.count()
+    assert (counts["labelled_images"], counts["hand"]) == (2, 2)
 
 
 def test_the_picture_that_is_worked_on_waits_until_it_is_complete(tmp_path):

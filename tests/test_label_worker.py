@@ -6,6 +6,7 @@ import os
 import signal
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from multiprocessing import Pipe
 
@@ -29,7 +30,8 @@ from tensor_dropout_lab.labelling.messages import (
     HeadRequest,
     Task,
 )
-from tensor_dropout_lab.labelling.worker import Computer, describe
+from tensor_dropout_lab.labelling.network_failures import explain
+from tensor_dropout_lab.labelling.worker import Computer
 
 N = 40
 
@@ -195,18 +197,56 @@ def test_a_network_that_cannot_be_used_is_said_and_labels_go_on(tmp_path):
     task = make_task(tmp_path, 5, backbone="small_backbone:build_for_volumes")
     with pytest.raises(TensorDropoutError, match="does not run on an input") as failed:
         Computer(task)
+    why = explain(failed.value, task.settings)
+    assert why.startswith("--backbone small_backbone:build_for_volumes does not run on pictures of 16 × 16 pixels; ")
     news = []
     session = open_session(tmp_path, news.append)
-    fits = FitLoop(session, tmp_path / "cache", say=news.append)
+    fits = FitLoop(session, tmp_path / "cache", say=news.append, remembered=" (of the last start)")
     session.rename(CLIENT, ["spot"])
     session.act(CLIENT, [place(image, (0, 0.5, 0.5)) for image in range(5)])
     fits._connection, theirs = Pipe()
-    theirs.send(Failed(describe(failed.value), for_good=True))
+    theirs.send(Failed(why, for_good=True))
     assert fits._listen(fits._connection)  # it is not started again
     fits.note_labels()
-    assert session.fit == {"state": "failed", "message": str(failed.value)}
-    assert f"There will be no suggestions: {failed.value}" in news
+    assert session.fit == {"state": "failed", "message": f"{why} (of the last start)"}
+    assert f"There will be no suggestions: {why} (of the last start)" in news
     for ask in (fits.fit_now, fits.save_head):
-        with pytest.raises(NotReadyError, match="does not run on an input"):
+        with pytest.raises(NotReadyError, match="does not run on pictures"):
             ask()
     assert not fits.has_news
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"size": [2]}, "does not run on pictures of 2 × 2 pixels; choose a larger --size, such as 224, or"),
+        ({"layer": ["nolayer"]}, "--layer: Sequential has no layer 'nolayer'; there are 0, 1, 2, 3"),
+        ({"backbone": "no_nets:build"}, "there is no module no_nets in the current folder, "),
+        ({"backbone": "no.nets:build"}, "start label in the folder that no.py is in"),
+        ({"backbone": "small_backbone:nothing"}, "has no attribute 'nothing'"),
+    ],
+)
+def test_options_that_name_no_network_are_explained(spots, changes, said):
+    task = make_task(spots[0], **changes)
+    with pytest.raises(TensorDropoutError) as failed:
+        Computer(task)
+    assert said in explain(failed.value, task.settings)
+
+
+def test_a_page_that_waits_for_the_head_is_let_go_at_the_end(tmp_path):
+    draw_spots(tmp_path, 5)
+    with closing(open_session(tmp_path)) as session, ThreadPoolExecutor(1) as pool:
+        session.rename(CLIENT, ["spot"])
+        session.act(CLIENT, [place(image, (0, 0.5, 0.5)) for image in range(5)])
+        fits = FitLoop(session, tmp_path / "cache", say=print)
+        fits._connection, _theirs = Pipe()  # where nobody answers
+        with pytest.raises(NotReadyError, match="not written within 0 seconds"):
+            fits.save_head(within=0.01)
+        waiting = pool.submit(fits.save_head)
+        wait_for(fits._saving.locked)
+        wait_for(lambda: _theirs.poll())
+        while not waiting.done():
+            fits.stop_waiting()
+            time.sleep(0.02)
+        with pytest.raises(NotReadyError, match="the server ends"):
+            waiting.result()

@@ -10,9 +10,10 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
+        extra = "label" if "label" in sys.argv[1:2] else "lab"
         sys.exit(
             f"tensor-dropout: the command line needs {error.name}, which is not installed; install it with: "
-            "pip install 'tensor-dropout[lab]'"
+            f"pip install 'tensor-dropout[{extra}]'"
         )
     except KeyboardInterrupt:
         print("tensor-dropout: interrupted before it began", file=sys.stderr)

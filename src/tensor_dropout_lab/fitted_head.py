@@ -145,6 +145,8 @@ def find_fitted(path: Path) -> Path | None:
         return folder if path.exists() else None
     if (folder / HEAD).is_file():
         raise TensorDropoutError(f"{folder} has a head, {HEAD}, but {RECORD} is missing, its record; fit again")
+    if (folder / "head" / RECORD).is_file():  # the folder of tensor-dropout label
+        raise TensorDropoutError(f"{folder} is a folder of labels; did you mean {folder / 'head'}?")
     return None
 
 

@@ -30,8 +30,9 @@ def report_failure(command: str, advice: str) -> Iterator[None]:
         package = (error.name or "").partition(".")[0]
         if package.startswith("tensor_dropout"):
             raise
+        extra = "label" if command == "label" else "lab"
         typer.echo(
-            f"Error: {command}: {package} is not installed; install it with: pip install 'tensor-dropout[lab]'",
+            f"Error: {command}: {package} is not installed; install it with: pip install 'tensor-dropout[{extra}]'",
             err=True,
         )
         raise typer.Exit(1) from None

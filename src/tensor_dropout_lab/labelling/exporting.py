@@ -21,6 +21,7 @@ from tensor_dropout_lab.labelling.exchange import (
 )
 from tensor_dropout_lab.labelling.folder import PictureFolder
 from tensor_dropout_lab.labelling.session import COMMAND, JOURNAL, MOST_POINTS, POINTS, Session
+from tensor_dropout_lab.labelling.words import count_of
 
 PIXELS = Convention("pixels")
 SAME_PIXELS = 1e-3
@@ -55,7 +56,7 @@ def write_out(session: Session, path: Path, format: str | None) -> str:
     """Write all labels to a file; returns a sentence about it."""
     labels = collect_labels(session)
     write_labels(path, labels, format)
-    return f"Wrote the labels of {len(labels.files)} images: {path}"
+    return f"Wrote the labels of {count_of(len(labels.files), 'image')}: {path}"
 
 
 def take_over(session: Session, path: Path, format: str | None, units: str) -> list[str]:
@@ -73,11 +74,26 @@ def take_over(session: Session, path: Path, format: str | None, units: str) -> l
     Raises:
         TensorDropoutError: if it cannot be read, or does not belong to these pictures and points. Nothing is changed.
     """
-    folder = session.folder
+    return add_labels(session, read_foreign(session.folder, path, format, units))
+
+
+def read_foreign(folder: PictureFolder, path: Path, format: str | None, units: str) -> ExternalLabels:
+    """The labels of a file that pictures of a folder have; see :func:`take_over`.
+
+    Raises:
+        TensorDropoutError: if it cannot be read, or does not belong to these pictures.
+    """
     labels = read_labels(path, format)
-    if units == "pixels" and labels.convention == FRACTIONS:
+    in_fractions = labels.convention == FRACTIONS
+    if units == "pixels" and in_fractions:
         labels = replace(labels, convention=PIXELS)
-    return add_labels(session, match_labels(labels, folder.names, measure(folder)))
+    try:
+        return match_labels(labels, folder.names, measure(folder))
+    except TensorDropoutError as error:
+        advice = "these look like pixels, and fractions of width and height are expected; "
+        if in_fractions and advice in str(error):
+            raise TensorDropoutError(f"{str(error).partition(advice)[0]}{advice}add --units pixels") from error
+        raise
 
 
 def add_labels(session: Session, labels: ExternalLabels) -> list[str]:
@@ -101,8 +117,10 @@ def add_labels(session: Session, labels: ExternalLabels) -> list[str]:
     for start in range(0, len(actions), MOST_POINTS):
         session.act(COMMAND, actions[start : start + MOST_POINTS])
     count = len({action["image"] for action in actions})
-    notes = [f"{stay} points were placed elsewhere in the project before, and stay there"] if stay else []
-    return [*labels.notes, *notes, f"Took over the labels of {count} images from {labels.source}"]
+    was, stays = ("was", "stays") if stay == 1 else ("were", "stay")
+    elsewhere = f"{count_of(stay, 'point')} {was} placed elsewhere in the project before, and {stays} there"
+    notes = [elsewhere] if stay else []
+    return [*labels.notes, *notes, f"Took over the labels of {count_of(count, 'image')} from {labels.source}"]
 
 
 def count_other_places(session: Session, labels: ExternalLabels) -> int:

@@ -57,12 +57,20 @@ class FitLoop:
         seed: of folds and starts.
         modules: imported first, in the process that computes.
         say: told what concerns the whole session, such as a network that cannot be used.
+        remembered: which options come from the last start, for what is said of the network.
     """
 
     def __init__(
-        self, session: Session, cache: Path, *, seed: int = 0, modules: Sequence[str] = (), say: Callable[[str], None]
+        self,
+        session: Session,
+        cache: Path,
+        *,
+        seed: int = 0,
+        modules: Sequence[str] = (),
+        say: Callable[[str], None],
+        remembered: str = "",
     ) -> None:
-        self.session, self.say = session, say
+        self.session, self.say, self.remembered = session, say, remembered
         self.folder = session.out / HEAD_FOLDER
         groups = [picture.group for picture in session.folder.pictures]
         sizes = [(picture.width, picture.height) for picture in session.folder.pictures]
@@ -85,6 +93,8 @@ class FitLoop:
         self._known: np.ndarray | None = None
         """The targets of the last fit that was asked for."""
         self._rounds = 0
+        self._bad = 0
+        """Pictures that this worker could not read."""
         self._stopping = threading.Event()
         self._heads: queue.Queue[HeadWritten] = queue.Queue()
 
@@ -133,6 +143,7 @@ class FitLoop:
         theirs.close()
         with self._lock:
             self.worker, self._connection = process, ours
+        self._bad = 0
         return ours
 
     def _listen(self, connection: Connection) -> bool:
@@ -148,6 +159,7 @@ class FitLoop:
             self._take(message)
 
     def _give_up(self, why: str) -> None:
+        why = f"{why}{self.remembered}"
         with self._lock:
             self._connection = self._asked = None
         self.say(f"There will be no suggestions: {why}")
@@ -156,9 +168,12 @@ class FitLoop:
     def _take(self, message: Any) -> None:
         if isinstance(message, FeaturesDone):
             self.session.take_progress(message.count)
+            if message.count > self._bad:
+                self.session.remember_network()
             if message.count == self.session.features["total"] and self._rounds:
                 self._fit_if_changed(force=True)  # with suggestions for those that had no features
         elif isinstance(message, BadPicture):
+            self._bad += 1
             self.session.take_problem(message.number, message.problem)
         elif isinstance(message, HeadWritten):
             self._heads.put(message)
@@ -242,8 +257,11 @@ class FitLoop:
         except (OSError, ValueError, KeyError, TypeError):  # there is none, or it is damaged
             return None
 
-    def save_head(self) -> Path:
+    def save_head(self, within: float = HEAD_WITHIN) -> Path:
         """Write the head, fitted on all labels; returns its folder.
+
+        Args:
+            within: seconds that are waited for it.
 
         Raises:
             NotReadyError: if there are too few labels, or nothing that could fit.
@@ -256,12 +274,17 @@ class FitLoop:
             self._fit_if_changed(whole=True)
             self._send(HeadRequest(self.folder, self.session.labels.names))
             try:
-                answer = self._heads.get(timeout=HEAD_WITHIN)
+                answer = self._heads.get(timeout=within)
             except queue.Empty:
-                raise NotReadyError("the head was not written within two minutes; try again") from None
+                raise NotReadyError(f"the head was not written within {within:.0f} seconds; try again") from None
         if answer.problem is not None:
             raise NotReadyError(answer.problem)
         return answer.folder
+
+    def stop_waiting(self) -> None:
+        """The server ends: a page that waits for the head has its answer now."""
+        if self._saving.locked():
+            self._heads.put(HeadWritten(self.folder, "the server ends; it writes the head then"))
 
 
 def count_labelled(targets: np.ndarray) -> int:

@@ -11,13 +11,18 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.data.image_files import PICTURES
-from tensor_dropout_lab.labelling.pictures import measure_picture
+from tensor_dropout_lab.labelling.pictures import has_further_pages, measure_picture
+from tensor_dropout_lab.labelling.words import count_of
 
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip", ".7z", ".rar")
+OTHER_PICTURES = (".gif", ".heic", ".heif", ".avif", ".jp2", ".svg")
+"""Pictures that are not read; they are named, for a person would look for them."""
+TIFF = (".tif", ".tiff")
 OUTSIDE = "a link out of the folder"
 
 
@@ -31,6 +36,7 @@ class Picture:
         height: likewise.
         group: what it belongs to, such as a specimen; None without groups.
         problem: why it cannot be read; None if it can.
+        more_pages: it has pages behind the first, which are not shown.
     """
 
     name: str
@@ -38,6 +44,7 @@ class Picture:
     height: int = 0
     group: str | None = None
     problem: str | None = None
+    more_pages: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,10 +54,12 @@ class PictureFolder:
     Attributes:
         path: the folder, without links.
         pictures: what is in it.
+        passed_over: files that are pictures by their ending, of formats that are not read.
     """
 
     path: Path
     pictures: list[Picture]
+    passed_over: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.pictures)
@@ -88,22 +97,35 @@ def list_pictures(folder: Path, out: Path) -> PictureFolder:
     """
     if not folder.is_dir():
         what = "is a file; name the folder that it is in" if folder.exists() else "does not exist"
+        if folder.is_file() and folder.name.lower().endswith(ARCHIVES):
+            what = "is an archive; unpack it: label takes a folder"
         raise TensorDropoutError(f"label: the folder {folder} {what}")
     root = folder.resolve()
-    names = _find_names(root, out.resolve())
+    found = _find_names(root, out.resolve(), PICTURES + OTHER_PICTURES)
+    names = [name for name in found if name.lower().endswith(PICTURES)]
+    others = tuple(name for name in found if not name.lower().endswith(PICTURES))
     if not names:
         endings = ", ".join(ending.removeprefix(".") for ending in PICTURES)
-        raise TensorDropoutError(f"label: there are no pictures in {folder} ({endings})")
+        passed = f"; {describe_passed_over(others)}" if others else ""
+        raise TensorDropoutError(f"label: there are no pictures in {folder} ({endings}){passed}")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return PictureFolder(root, list(pool.map(lambda name: _inspect(root, name), names)))
+        return PictureFolder(root, list(pool.map(lambda name: _inspect(root, name), names)), others)
 
 
-def _find_names(root: Path, out: Path) -> list[str]:
+def describe_passed_over(names: Sequence[str]) -> str:
+    """A sentence about pictures of formats that are not read."""
+    endings = sorted({PurePosixPath(name).suffix.lower() for name in names})
+    were = "were" if len(names) != 1 else "was"
+    what = f"{count_of(len(names), 'file')} {were} passed over by ending ({', '.join(endings)})"
+    return f"{what}: save as PNG, JPEG or TIFF what is to be labelled"
+
+
+def _find_names(root: Path, out: Path, endings: tuple[str, ...]) -> list[str]:
     names = []
     for place, folders, files in os.walk(root):
         folders[:] = [each for each in folders if not each.startswith(".") and Path(place, each) != out]
         inside = Path(place).relative_to(root)
-        wanted = (file for file in files if file.lower().endswith(PICTURES) and not file.startswith("."))
+        wanted = (file for file in files if file.lower().endswith(endings) and not file.startswith("."))
         names += [(inside / file).as_posix() for file in wanted]
     return sorted(names, key=_natural)
 
@@ -120,10 +142,12 @@ def _inspect(root: Path, name: str) -> Picture:
     if spelled != name:  # bytes that are no text can be in no table and on no page
         return Picture(spelled, problem="its name is no text in UTF-8; rename it")
     try:
-        width, height = measure_picture(find_inside(root, name))
+        path = find_inside(root, name)
+        width, height = measure_picture(path)
     except TensorDropoutError as error:
         return Picture(name, problem=str(error).replace(f"{root}{os.sep}", ""))
-    return Picture(name, int(width), int(height))
+    more_pages = name.lower().endswith(TIFF) and has_further_pages(path)
+    return Picture(name, int(width), int(height), more_pages=more_pages)
 
 
 def find_inside(root: Path, name: str) -> Path:

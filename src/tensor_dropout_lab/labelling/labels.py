@@ -117,6 +117,17 @@ class Labels:
         """An action that can be undone."""
         return self._changes[seq].action
 
+    def leave_out_known(self, actions: Sequence[Action]) -> list[Action]:
+        """Without those whose key is in the journal already: the client had no answer, and sends them again."""
+        known: set[str] = set()
+        new = []
+        for action in actions:
+            key = action.get("key")
+            if key is None or not (key in known or key in self.keys):
+                new.append(action)
+                known.add(key or "")
+        return new
+
     # Acting.
 
     def check(self, action: Action) -> None:

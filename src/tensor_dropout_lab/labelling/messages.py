@@ -83,7 +83,7 @@ class Fitted:
 
     Attributes:
         seq: of its request.
-        arrays: points, ellipses, std, gain, doubtful, suspect.
+        arrays: points, ellipses, std, gain, doubtful, far.
         record: one line for the statistics, as JSON types.
     """
 
@@ -127,4 +127,4 @@ class Suggestions:
     std: np.ndarray
     gain: np.ndarray
     doubtful: np.ndarray
-    suspect: np.ndarray
+    far: np.ndarray

@@ -8,6 +8,7 @@ is for the eye alone. Of a DICOM picture both see the window that the file names
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -150,6 +151,17 @@ def _measure(path: Path) -> tuple[int, int]:
     return read_size(path)
 
 
+def has_further_pages(path: Path) -> bool:
+    """Whether a TIFF has pages behind the first, the only one that is read; false for what cannot be read."""
+    from PIL import Image
+
+    try:
+        with Image.open(path) as picture:
+            return bool(getattr(picture, "is_animated", False))
+    except Exception:  # decoders raise many kinds; why it cannot be read is said where its size is asked for
+        return False
+
+
 def describe_numbers(path: Path) -> dict[str, float]:
     """What numbers a picture has, for a choice of the window.
 
@@ -188,4 +200,16 @@ def _try(work: Callable[..., Result], path: Path, *more: Any) -> Result:
     try:
         return work(path, *more)
     except Exception as error:  # decoders raise many kinds
-        raise TensorDropoutError(describe_failure(error).replace(str(path), "it")) from error
+        raise TensorDropoutError(_explain(error).replace(str(path), "it")) from error
+
+
+def _explain(error: Exception) -> str:
+    from PIL import Image
+
+    if isinstance(error, PermissionError):
+        return "it may not be read"
+    size = re.search(r"\d+", str(error)) if isinstance(error, Image.DecompressionBombError) else None
+    if size is not None:
+        most = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        return f"it has {int(size[0]):,} pixels, more than the {most:,} that are read; make it smaller"
+    return describe_failure(error)

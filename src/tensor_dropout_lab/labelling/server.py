@@ -9,11 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import signal
 import socket
 import tempfile
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -45,6 +48,12 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
     ".png": "image/png",
 }
+DOWNLOADS = {
+    "csv": "points.csv", "tps": "labels.tps", "coco": "labels-coco.json", "deeplabcut": "CollectedData_labels.csv",
+}  # fmt: skip
+"""What a browser calls the files of the formats; DeepLabCut's are called CollectedData_SCORER.csv."""
+AT_ONCE = 0.5
+"""Seconds within which two signals are one: ``timeout`` and others send theirs twice."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -173,7 +182,7 @@ class Api:
         if not isinstance(name, str) or name not in FORMATS:
             raise TensorDropoutError(f"format is one of {', '.join(FORMATS)}")
         content = await run_in_threadpool(self._export, name)
-        headers = {"Content-Disposition": f'attachment; filename="labels{FORMATS[name].ending}"'}
+        headers = {"Content-Disposition": f'attachment; filename="{DOWNLOADS[name]}"'}
         return Response(content, media_type=FORMATS[name].media_type, headers=headers)
 
     def _export(self, name: str) -> bytes:
@@ -284,15 +293,34 @@ def make_app(api: Api, *, port: int, token: str) -> ASGIApp:
     return Guard(answering, port=port, token=token)
 
 
-class _Server(uvicorn.Server):
-    """Ends the streams of news first, which would never end by themselves."""
+class Server(uvicorn.Server):
+    """Ends the streams of news first, which would never end by themselves.
 
-    def __init__(self, config: uvicorn.Config, events: Events) -> None:
+    Attributes:
+        terminated: it was ended by SIGTERM, whose sender does not wait long.
+    """
+
+    def __init__(self, config: uvicorn.Config, events: Events, on_end: Callable[[], None]) -> None:
         super().__init__(config)
-        self.events = events
+        self.events, self.on_end = events, on_end
+        self.terminated = False
+        self._asked: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """End in order at the first signal, at once at the second."""
+        if self._asked is not None and time.monotonic() > self._asked + AT_ONCE:
+            os.write(
+                2, b"label: ended at once, without a new head; everything that the page has confirmed is written\n"
+            )
+            os._exit(130)  # the process that computes ends with this one
+        self._asked = self._asked or time.monotonic()
+        self.terminated = self.terminated or sig == signal.SIGTERM
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End what would wait for something."""
         self.events.close()
+        self.on_end()
         await super().shutdown(sockets)
 
 
@@ -319,10 +347,16 @@ def bind(port: int) -> socket.socket:
     return listener
 
 
-def make_server(app: ASGIApp, events: Events) -> uvicorn.Server:
-    """What serves the application; its ``run`` takes the sockets and returns after SIGINT or SIGTERM."""
+def make_server(app: ASGIApp, events: Events, on_end: Callable[[], None] = lambda: None) -> Server:
+    """What serves the application; its ``run`` takes the sockets and returns after SIGINT or SIGTERM.
+
+    Args:
+        app: the application.
+        events: the news, whose streams end with it.
+        on_end: called when it ends, before requests are waited for.
+    """
     config = uvicorn.Config(
         app, loop="asyncio", http="h11", ws="none", lifespan="off", log_level="error", access_log=False,
         server_header=False, timeout_graceful_shutdown=2, timeout_keep_alive=60,
     )  # fmt: skip
-    return _Server(config, events)
+    return Server(config, events, on_end)

@@ -8,20 +8,24 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tensor_dropout.errors import TensorDropoutError
+from tensor_dropout_lab.labelling.checks import list_checks
 from tensor_dropout_lab.labelling.folder import PictureFolder
 from tensor_dropout_lab.labelling.journal import Action, Journal, find_fault
 from tensor_dropout_lab.labelling.labels import Labels
 from tensor_dropout_lab.labelling.messages import Suggestions
 from tensor_dropout_lab.labelling.points_file import PointsFile
+from tensor_dropout_lab.labelling.rounds_file import read_rounds, write_rounds
 from tensor_dropout_lab.run_records import write_json
 
 JOURNAL, POINTS, PROJECT, HEAD_FOLDER = "journal.jsonl", "points.csv", "project.json", "head"
+ROUNDS = "rounds.jsonl"
 PROJECT_VERSION = 1
 MOST_POINTS = 1000
 COMMAND = "00000000"
@@ -38,16 +42,26 @@ class Session:
         settings: what pages are told of how features are computed.
         publish: is given the news.
         port: where the page was at the last start, if that is known.
+        kept: the settings that the project keeps until the network has given features; None: these settings.
+
+    Attributes:
+        curve_is_damaged: the rounds of before could not be read.
 
     Raises:
         TensorDropoutError: if the journal cannot be used.
     """
 
     def __init__(
-        self, folder: PictureFolder, out: Path, settings: dict[str, Any], publish: Publish, port: int | None = None
+        self,
+        folder: PictureFolder,
+        out: Path,
+        settings: dict[str, Any],
+        publish: Publish,
+        port: int | None = None,
+        kept: dict[str, Any] | None = None,
     ) -> None:
         self.folder, self.out, self.settings, self.port = folder, out, settings, port
-        self.publish = publish
+        self.publish, self._kept = publish, settings if kept is None else kept
         self.lock = threading.RLock()
         self.labels = Labels()
         self.rounds: list[dict[str, Any]] = []
@@ -64,6 +78,9 @@ class Session:
         self.journal = Journal(out / JOURNAL)
         for action in self.journal.take_actions():
             self._replay(action)
+        rounds = read_rounds(out / ROUNDS)
+        self.curve_is_damaged = rounds is None
+        self.rounds = rounds or [] if self.labels.seq else []  # of a journal that is gone they say nothing
         self._write_all()
 
     def _replay(self, action: Action) -> None:
@@ -130,11 +147,10 @@ class Session:
         return "doubtful" if news.doubtful[number] else "predicted"
 
     def _is_suspect(self, number: int) -> bool:
-        """Whether the fit doubted these very labels, and nobody has said that they are right."""
-        news, name = self.suggestions, self.folder.pictures[number].name
-        if news is None or not news.suspect[number] or self.labels.is_kept(name):
-            return False
-        return all(value.seq <= news.seq for value in self.labels.of(name).values())
+        return bool(self._list_checks(number))
+
+    def _list_checks(self, number: int) -> list[int]:
+        return list_checks(self.suggestions, number, self.folder.pictures[number].name, self.labels)
 
     def _doubt(self, number: int) -> float | None:
         std = None if self.suggestions is None else self.suggestions.std[number]
@@ -150,6 +166,7 @@ class Session:
                 "points": [known[point].as_json() if point in known else None for point in points],
                 "suggestions": [self._suggest(number, point) for point in points],
                 "round": self.suggestions.number if self.suggestions else None,
+                "checks": self._list_checks(number) if self._state(number) == "labelled" else [],
             }
 
     def _suggest(self, number: int, point: int) -> dict[str, Any] | None:
@@ -190,10 +207,11 @@ class Session:
             return next((number for number in waiting if number != after), None)
 
     def count(self) -> dict[str, Any]:
-        """How the points came about, and the errors of all fits."""
+        """How the points of the folder's pictures came about, and the errors of all fits."""
         with self.lock:
-            by = [value.by for image in self.labels.images() for value in self.labels.of(image).values()]
-            complete = sum(self.labels.is_complete(image) for image in self.labels.images())
+            images = [image for image in self.labels.images() if image in self._numbers]
+            by = [value.by for image in images for value in self.labels.of(image).values()]
+            complete = sum(self.labels.is_complete(image) for image in images)
             counts = {kind: by.count(kind) for kind in ("accepted", "moved", "hand", "absent")}
             saved = self.labels.seconds_saved()
             return {"rounds": self.rounds, **counts, "seconds_saved": saved, "labelled_images": complete}
@@ -221,20 +239,9 @@ class Session:
         with self.lock:
             prepared = [self._prepare(client, action) for action in actions]
             images = [self.find_number(action["image"]) for action in actions]
-            self._do(self._leave_out_known(prepared))
+            self._do(self.labels.leave_out_known(prepared))
             self._worked_on = images[-1] if client != COMMAND else None
             return {"seq": self.labels.seq, "images": self._tell(client, images)}
-
-    def _leave_out_known(self, actions: Sequence[Action]) -> list[Action]:
-        """Without those whose key is in the journal already: the client had no answer, and sends them again."""
-        known: set[str] = set()
-        new = []
-        for action in actions:
-            key = action.get("key")
-            if key is None or not (key in known or key in self.labels.keys):
-                new.append(action)
-                known.add(key or "")
-        return new
 
     def _prepare(self, client: Any, given: Any) -> Action:
         """An action for the journal."""
@@ -311,8 +318,16 @@ class Session:
             self.port = port
             self._write_project()
 
+    def remember_network(self) -> None:
+        """The network has given features: the next start takes it as well."""
+        with self.lock:
+            if self._kept != self.settings:
+                self._kept = self.settings
+                with suppress(OSError):  # it is named again at the next start
+                    self._write_project()
+
     def _write_project(self) -> None:
-        about = {"names": self.labels.names, "settings": self.settings, "port": self.port}
+        about = {"names": self.labels.names, "settings": self._kept, "port": self.port}
         write_json(self.out / PROJECT, {"version": PROJECT_VERSION, **about})
 
     def _write(self, images: Iterable[str]) -> None:
@@ -351,6 +366,8 @@ class Session:
             before = self.summarize(range(len(self.folder)))
             self.suggestions = news
             self.rounds.append(record)
+            with suppress(OSError):  # labels tell of a full disk; the curve of this session goes on
+                write_rounds(self.out / ROUNDS, self.rounds)
             after = self.summarize(range(len(self.folder)))
             changed = [new for old, new in zip(before, after, strict=True) if new != old]
             self.publish({"type": "suggestions", "round": news.number, "images": changed})

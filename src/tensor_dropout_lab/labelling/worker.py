@@ -34,6 +34,7 @@ from tensor_dropout_lab.labelling.messages import (
     HeadWritten,
     Task,
 )
+from tensor_dropout_lab.labelling.network_failures import describe, explain
 
 if TYPE_CHECKING:
     from tensor_dropout.sklearn import FeatureMaps
@@ -50,7 +51,7 @@ def run_worker(connection: Connection, task: Task) -> None:
     try:
         computer = Computer(task)
     except Exception as error:  # a network of the user's may raise anything
-        connection.send(Failed(describe(error), for_good=True))
+        connection.send(Failed(explain(error, task.settings), for_good=True))
         return
     try:
         _serve(connection, computer)
@@ -70,9 +71,8 @@ def _serve(connection: Connection, computer: Computer) -> None:
         for request in requests:
             if isinstance(request, HeadRequest):
                 connection.send(computer.write_head(request))
-        chunk = (
-            computer.take_chunk()
-        )  # also after a fit, or a person who labels without a pause would stop the features
+        # Also after a fit, or a person who labels without a pause would stop the features.
+        chunk = computer.take_chunk()
         for answer in computer.compute(chunk) if chunk else ():
             connection.send(answer)
 
@@ -98,13 +98,6 @@ def _settle() -> None:
 def _end_with(sentinel: int) -> None:
     wait([sentinel])
     os._exit(1)
-
-
-def describe(error: Exception) -> str:
-    """An error in one sentence."""
-    if isinstance(error, TensorDropoutError):
-        return str(error)
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 def _import_modules(modules: Sequence[str]) -> None:
@@ -285,7 +278,7 @@ class Computer:
 
 
 def _arrays(fitted: Round) -> dict[str, np.ndarray]:
-    names = ("points", "ellipses", "std", "gain", "doubtful", "suspect")
+    names = ("points", "ellipses", "std", "gain", "doubtful", "far")
     return {name: np.asarray(getattr(fitted, name)) for name in names}
 
 

@@ -147,7 +147,8 @@ def _find_format(path: Path, format: str | None, text: str) -> Format:
             return known
     endings = ", ".join(dict.fromkeys(known.ending for known in FORMATS.values()))
     raise TensorDropoutError(
-        f"{path}: the format cannot be told by its ending ({endings}); name it: {', '.join(FORMATS)}"
+        f"{path}: the format cannot be told by its ending; choose one of {endings}, or name it with --format: "
+        f"{', '.join(FORMATS)}"
     )
 
 

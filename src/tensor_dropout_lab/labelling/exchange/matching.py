@@ -13,6 +13,7 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.labelling.exchange.external_labels import FRACTIONS, ExternalLabels
+from tensor_dropout_lab.labelling.words import count_of
 
 _MARGIN = 0.25
 """How far outside of its image a point may lie, in widths and heights."""
@@ -40,11 +41,13 @@ def match_labels(labels: ExternalLabels, images: Sequence[str], sizes: np.ndarra
     sizes = np.nan_to_num(np.asarray(sizes, dtype=np.float64).reshape(-1, 2))
     unread = [images[image] for image in rows.values() if not (sizes[image] > 0).all()]
     if unread:
-        notes.append(f"{len(unread)} images cannot be read, and their labels were left out: {name_some(unread)}")
+        notes.append(
+            f"{count_of(len(unread), 'image')} cannot be read, and their labels were left out: {name_some(unread)}"
+        )
         rows = {row: image for row, image in rows.items() if (sizes[image] > 0).all()}
     if not rows:
         raise TensorDropoutError(
-            f"{labels.source}: none of its {len(labels.files)} images is in the folder: it has "
+            f"{labels.source}: none of its {count_of(len(labels.files), 'image')} is in the folder: it has "
             f"{name_some(labels.files)}, the "
             f"folder has {name_some(list(images))}; choose the folder that these labels belong to"
         )
@@ -89,13 +92,15 @@ def _find_images(labels: ExternalLabels, images: Sequence[str]) -> tuple[dict[in
     missing = [file for row, file in enumerate(labels.files) if row not in matches]
     if missing and matches:
         notes.append(
-            f"{len(missing)} images are not in the folder, and their labels were left out: {name_some(missing)}"
+            f"{count_of(len(missing), 'image')} {'is' if len(missing) == 1 else 'are'} not in the folder, and their "
+            f"labels were left out: {name_some(missing)}"
         )
     moved = [row for row, match in matches.items() if not match.contained]
     if moved:
         first = moved[0]
         notes.append(
-            f"{len(moved)} images were found by their names, in other folders, such as {labels.files[first]} as "
+            f"{count_of(len(moved), 'image')} {'was' if len(moved) == 1 else 'were'} found by their names, in other "
+            f"folders, such as {labels.files[first]} as "
             f"{images[matches[first].image]}"
         )
     return {row: match.image for row, match in matches.items()}, notes

@@ -27,6 +27,7 @@ import numpy as np
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout.features.inputs import name_some
 from tensor_dropout_lab.labelling.exchange.external_labels import Convention, ExternalLabels, number_names
+from tensor_dropout_lab.labelling.words import count_of
 
 CONVENTION = Convention("pixels", from_bottom=True)
 _KEY = re.compile(r"\s*([A-Za-z]\w*)\s*=(.*)")
@@ -79,7 +80,11 @@ def read_tps(path: Path, text: str) -> ExternalLabels:
             absent[row] = np.isnan(points[row, :, 0])
             absent[row, [number - 1 for number in specimen.open if number <= count]] = False
     curved = [specimen.image for specimen in specimens if specimen.has_curves]
-    notes = [f"The curves and outlines of {len(curved)} images were left out ({name_some(curved)})"] if curved else []
+    notes = (
+        [f"The curves and outlines of {count_of(len(curved), 'image')} were left out ({name_some(curved)})"]
+        if curved
+        else []
+    )
     return ExternalLabels(
         number_names(count),
         tuple(specimen.image for specimen in specimens),
