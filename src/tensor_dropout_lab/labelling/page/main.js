@@ -62,7 +62,7 @@ async function start() {
   });
   await outbox.recover();
   guardLeaving(commands, outbox);
-  followAddress(state, viewer);
+  followAddress(state, viewer, commands);
   if (state.names.length) showHint(state);
   else editNames(state, () => showHint(state));
 }
@@ -169,7 +169,7 @@ function guardLeaving(commands, outbox) {
 }
 
 /** The open image is in the address, after "#", so that a reload and the buttons of the browser find it. */
-function followAddress(state, viewer) {
+function followAddress(state, viewer, commands) {
   const named = () => {
     const name = decodeURIComponent(location.hash.slice(1));
     return [...state.images.values()].find((image) => image.name === name);
@@ -177,7 +177,7 @@ function followAddress(state, viewer) {
   state.addEventListener("open", () => {
     const hash = `#${encodeURIComponent(state.summary.name)}`;
     if (location.hash !== hash) history.replaceState(null, "", hash);
-    closeToHand(state, viewer);
+    closeToHand(state, viewer, commands);
   });
   addEventListener("hashchange", () => named() && named().id !== state.current && state.open(named().id));
   const first = named() ?? [...state.images.values()].find((image) => !["labelled", "unreadable"].includes(image.state));
@@ -186,12 +186,12 @@ function followAddress(state, viewer) {
 }
 
 /** Load the likely next image when this one is there. */
-function closeToHand(state, viewer) {
+function closeToHand(state, viewer, commands) {
   const from = state.current;
   viewer.addEventListener(
     "shown",
     () => {
-      const ids = [...state.images.keys()];
+      const ids = commands.listed();
       const next = ids[ids.indexOf(from) + 1];
       if (next === undefined || state.current !== from || state.images.get(next).problem) return;
       viewer.prefetch(next);
