@@ -815,7 +815,7 @@ def test_a_label_to_check_is_said_to_be_right(chromium, forks, tmp_path):
         assert chromium.evaluate(shown) in ("1,1", "1")
         assert chromium.evaluate("document.querySelector('.expected') !== null")  # and where it should be
         assert chromium.evaluate("document.querySelectorAll('.point')[1].textContent").endswith("to check")
-        assert page.prompt() == "To check: 2 p2. Drag to the diamond’s place, or it looks right."
+        assert page.prompt() == "To check: 2 p2. Drag what is wrong, or say that it looks right."
         assert chromium.evaluate(CUT) == []
         assert chromium.evaluate(PALE) == []
         chromium.evaluate(

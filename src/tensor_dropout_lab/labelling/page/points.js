@@ -79,7 +79,7 @@ export class Points {
     const named = checks.slice(0, 3).map((index) => `${index + 1} ${names[index] === String(index + 1) ? "" : names[index]}`.trim());
     const more = checks.length > 3 ? ` and ${checks.length - 3} more` : "";
     if (!checks.length) return "To check: a label here is far from what the other images say.";
-    return `To check: ${named.join(", ")}${more}. Drag to the diamond’s place, or it looks right.`;
+    return `To check: ${named.join(", ")}${more}. Drag what is wrong, or say that it looks right.`;
   }
 
   #tellDone() {

@@ -114,7 +114,7 @@ export class State extends EventTarget {
     return summary?.check ? (detail?.checks ?? []).filter((index) => isPlaced(points[index])) : [];
   }
 
-  /** Where the other images say that a placed point is. @param {number} index */
+  /** Where the last fit, which has seen the label, has a placed point. @param {number} index */
   expectedAt(index) {
     return (this.detail?.latest ?? this.detail?.suggestions)?.[index] ?? null;
   }

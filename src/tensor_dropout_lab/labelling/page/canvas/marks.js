@@ -54,7 +54,7 @@ function drawEllipse(mark, { view, image }) {
   return draw("g", { class: "ellipse" }, draw("ellipse", { ...size, class: "under" }), draw("ellipse", { ...size, class: "over" }));
 }
 
-/** Where the other images say that a point is, and a line to where it was placed; it cannot be clicked. */
+/** Where the fit has a point, and a line to where it was placed; it cannot be clicked. */
 function drawExpected(mark, { view, image }) {
   const from = toScreen(view, mark.x * image.width, mark.y * image.height);
   const to = toScreen(view, mark.expected.x * image.width, mark.expected.y * image.height);
