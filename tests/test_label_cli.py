@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 import webbrowser
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -116,6 +117,7 @@ def test_what_is_not_shown_is_said(folder, tmp_path, monkeypatch):
     picture.save(folder / "stack.tif", save_all=True, append_images=[picture])
     picture.save(folder / "single.tif")
     picture.resize((64, 64)).save(folder / "large.png")
+    picture.resize((32, 64)).save(folder / "half.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)
     (folder / "hidden.png").touch()
     allowed = Path.open
@@ -128,7 +130,9 @@ def test_what_is_not_shown_is_said(folder, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", open_)
     table = write(tmp_path / "old.csv", "file,nose_x,nose_y\n1.png,0.5,0.5\n")
-    said = label(folder, "--read", table, "--write", tmp_path / "new.tps").splitlines()
+    with warnings.catch_warnings(record=True) as warned:
+        said = label(folder, "--read", table, "--write", tmp_path / "new.tps").splitlines()
+    assert warned == []  # of half.png, which is read
     assert "1 file was passed over by ending (.gif): save as PNG, JPEG or TIFF what is to be labelled" in said
     assert "1 picture has several pages, such as stack.tif; only the first is shown" in said
     large = "it has 4,096 pixels, more than the 3,000 that are read; make it smaller"

@@ -9,12 +9,15 @@ import re
 import secrets
 import socket
 import threading
+import warnings
 import webbrowser
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 from tensor_dropout.errors import TensorDropoutError
 from tensor_dropout_lab.labelling.events import Events
@@ -122,6 +125,8 @@ def prepare(options: LabelOptions, say: Say) -> Start:
     Raises:
         TensorDropoutError: for a user's mistakes.
     """
+    # Pillow warns of an attack where a picture has more than half of the pixels that it reads.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     folder = list_pictures(options.folder, options.place)
     settings = choose_settings(vars(options), options.place / PROJECT)
     folder = group_pictures(folder, settings.chosen)
