@@ -144,6 +144,14 @@ def render_uncertainty(part: str) -> str:
     return rendered
 
 
+@cache
+def render_labelling(part: str) -> str:
+    """A part of the report of benchmarks/labelling.py."""
+    sys.path.append(str(ROOT / "benchmarks"))
+    tables, running = (import_module(f"labelling.{name}") for name in ("tables", "running"))
+    return tables.render(part, running.read_record(ROOT / tables.RECORD))
+
+
 BENCHMARKS = {
     "position": render_position,
     "others": render_others,
@@ -153,6 +161,7 @@ BENCHMARKS = {
     "position-heads": render_position_heads,
     "surface": render_surface,
     "intervals": render_intervals,
+    "labelling": render_labelling,
     "uncertainty": render_uncertainty,
     "brain-age-frozen": render_brain_age_frozen,
 }

@@ -191,7 +191,7 @@ def draw(record: Record, path: Path) -> None:
                 style = "--" if "ridge" in method else "-"
                 panel.plot(places, blocks, style, color=COLORS[method], label=method)
             panel.set(title=NAMES[name], xlabel="labelled images", ylim=(0, 105))
-        panels[0].set_ylabel("clicks, % of those by hand")
+        panels[0].set_ylabel("simulated clicks, % of by hand")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=4, fontsize=9)
         with replacing(path) as temporary:
             figure.savefig(temporary, dpi=110, format="png")
