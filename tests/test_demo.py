@@ -89,12 +89,15 @@ def test_too_little_is_refused_in_one_sentence(options, tmp_path):
 
 def test_ctrl_c_ends_it_in_one_sentence_and_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "tensor_dropout_lab", "demo", "--seeds", "500", "--out", str(tmp_path / "none")]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    time.sleep(6)  # past the imports: fits are running
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=60)
+    ) as process:
+        try:
+            time.sleep(6)  # past the imports: fits are running
+            process.send_signal(signal.SIGINT)
+            stdout, stderr = process.communicate(timeout=60)
+        finally:
+            process.kill()  # it would run on for an hour
     assert process.returncode == 130
     assert (stdout, stderr.strip()) == ("", "demo: interrupted; nothing was written")
     assert not (tmp_path / "none").exists()
