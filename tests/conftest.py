@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 # Some virtual machines announce Intel's AMX and then crash on it: the first larger bf16 product ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
@@ -12,6 +13,8 @@ import torch
 if not torch.cuda.is_available():  # before anything imports Triton: test_kernels.py runs the kernels in its interpreter
     os.environ["TRITON_INTERPRET"] = "1"
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; children would ignore it too
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish():

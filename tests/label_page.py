@@ -46,10 +46,12 @@ for line in sys.stdin:
                 suggestions = [{"x": 0.2, "y": 0.2, "ellipse": None} if point else None for point in shown["points"]]
                 return {**shown, "suggestions": suggestions, "checks": [1] if all(shown["points"]) else []}
             Session.show_image = show_suspect
-        label_pictures(LabelOptions(Path(folder), browser=False, port=port), lambda text: print(text, flush=True))
+        options = LabelOptions(Path(folder), backbone="small_backbone:build", browser=False, port=port)
+        label_pictures(options, lambda text: print(text, flush=True))
         os._exit(0)
     print(f"child {child}", flush=True)
     os.waitpid(child, 0)
+    print(f"ended {child}", flush=True)
 """
 
 
@@ -169,15 +171,17 @@ class Forks:
         self.process.stdin.write(json.dumps([str(folder), port, token, suspect]) + "\n")
         self.process.stdin.flush()
         child = int(self.read_until("child ").split()[1])
-        self.read_until(f"127.0.0.1:{port}")
+        self.read_until(f"127.0.0.1:{port}", unless=f"ended {child}")
         return child
 
-    def read_until(self, part: str) -> str:
-        """The next line with this in it."""
+    def read_until(self, part: str, unless: str = "") -> str:
+        """The next line with this in it; fails at a line with ``unless``."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if part in line:
                 return line
+            if unless and unless in line:
+                break
         raise AssertionError(f"it ended; its output is in {self._log.name}")
 
 

@@ -67,17 +67,19 @@ def write(path, text):
 
 
 def test_folders_that_cannot_be_used(folder, tmp_path):
-    assert "does not exist" in fail(tmp_path / "nowhere")
+    assert "does not exist" in fail(tmp_path / "nowhere", *NETWORK)
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "empty").mkdir()
-    assert "there are no pictures in" in fail(tmp_path / "empty")
-    assert "cannot be made" in fail(folder, "--out", folder / "0.png" / "labels")
+    assert "there are no pictures in" in fail(tmp_path / "empty", *NETWORK)
+    assert "cannot be made" in fail(folder, *NETWORK, "--out", folder / "0.png" / "labels")
     write(tmp_path / "empty" / "a.png", "no picture")
-    assert fail(tmp_path / "empty") == f"Error: label: the only picture in {tmp_path / 'empty'} cannot be read"
-    assert "is an archive; unpack it: label takes a folder" in fail(write(tmp_path / "images.tar", ""))
+    assert (
+        fail(tmp_path / "empty", *NETWORK) == f"Error: label: the only picture in {tmp_path / 'empty'} cannot be read"
+    )
+    assert "is an archive; unpack it: label takes a folder" in fail(write(tmp_path / "images.tar", ""), *NETWORK)
     write(tmp_path / "empty" / "b.GIF", "")
     (tmp_path / "empty" / "a.png").unlink()
-    assert "1 file was passed over by ending (.gif)" in fail(tmp_path / "empty")
+    assert "1 file was passed over by ending (.gif)" in fail(tmp_path / "empty", *NETWORK)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_options_of_the_network_are_remembered_when_it_has_given_features(folder
     project = folder / "labels" / "project.json"
     wrong = {"backbone": "my_nets:build", "size": (8,), "group_pattern": "[0-9]"}
     for expected in ("my_nets:build", "efficientnet-lite0"):  # it was not remembered
-        settings = choose_settings(wrong, project)
+        settings = choose_settings(wrong, project, needs_network=bool(wrong))
         assert (settings.chosen["backbone"], settings.chosen["size"]) == (expected, wrong.get("size") and [8])
         assert settings.remembered == ""
         pictures = list_pictures(folder, project.parent)
@@ -238,10 +240,10 @@ def test_options_of_the_network_are_remembered_when_it_has_given_features(folder
         fits._take(FeaturesDone(1))
         assert json.loads(project.read_text())["settings"] == {}
         fits._take(FeaturesDone(2))
-    settings = choose_settings({}, project)
+    settings = choose_settings({}, project, needs_network=False)
     assert settings.chosen["size"] == [8]
     assert settings.remembered == " (--size 8 from the last start; --size 224 changes it)"
-    assert choose_settings({"size": (224,)}, project).remembered == ""
+    assert choose_settings({"size": (224,)}, project, needs_network=False).remembered == ""
     assert choose_settings({"backbone": "small_backbone:build"}, project).chosen["size"] is None
     write(project, project.read_text().replace('"weights": null', '"weights": "gone.pt"'))
     said = fail(folder)

@@ -128,7 +128,7 @@ def prepare(options: LabelOptions, say: Say) -> Start:
     # Pillow warns of an attack where a picture has more than half of the pixels that it reads.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     folder = list_pictures(options.folder, options.place)
-    settings = choose_settings(vars(options), options.place / PROJECT)
+    settings = choose_settings(vars(options), options.place / PROJECT, needs_network=options.write is None)
     folder = group_pictures(folder, settings.chosen)
     _tell_pictures(folder, say)
     names = None if options.points is None else read_names(options.points)

@@ -44,12 +44,13 @@ class Settings:
     remembered: str
 
 
-def choose_settings(asked: dict[str, Any], project: Path) -> Settings:
+def choose_settings(asked: dict[str, Any], project: Path, *, needs_network: bool = True) -> Settings:
     """What is asked for now, else what the project remembers, else the defaults.
 
     Args:
         asked: by name; None where nothing is asked for.
         project: the file that remembers.
+        needs_network: false where labels are only written to a file: the network may be missing then.
 
     Raises:
         TensorDropoutError: if the project cannot be read, or the network cannot be made.
@@ -65,7 +66,8 @@ def choose_settings(asked: dict[str, Any], project: Path) -> Settings:
     chosen = dict.fromkeys(KEPT) | DEFAULTS | remembered | asked
     note = _name_remembered(_without(remembered, asked))
     try:
-        _check_network(chosen)
+        if needs_network:
+            _check_network(chosen)
     except TensorDropoutError as error:
         raise TensorDropoutError(f"{error}{note}") from error
     of_network = {key: on_disk[key] for key in OF_NETWORK if key in on_disk}
