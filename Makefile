@@ -16,12 +16,10 @@ ORACLE := torchattacks==3.5.1
 WORKERS := -n 2 --dist worksteal
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest $(WORKERS)
 # torchvision, timm and transformers have an environment of their own: once torchvision is installed beside a CPU torch, what
-# imports it breaks, but for ecosystem/conftest.py. These are the tests in tests/ that are skipped without them, and one
-# that is skipped without EfficientNet-Lite0.
+# imports it breaks, but for ecosystem/conftest.py. These are the tests in tests/ that are skipped without them.
 ECOSYSTEM := .venv-ecosystem
 SKIPPED_WITHOUT := $(addprefix tests/test_foreign_networks.py::test_,networks_of_other_packages \
-	our_resnet_and_theirs_are_one they_train_on_pictures channels_that_torchvision_does_not_take) \
-	tests/test_label_worker.py::test_early_maps_are_finer_than_those_of_the_first_stage
+	our_resnet_and_theirs_are_one they_train_on_pictures channels_that_torchvision_does_not_take)
 
 .PHONY: help test test-ecosystem lint demo docs bench comparison tables pictures clean
 .DEFAULT_GOAL := help

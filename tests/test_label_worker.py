@@ -123,7 +123,7 @@ def test_damaged_pictures_are_named_and_the_others_go_on(tmp_path):
 
 
 def test_early_maps_are_finer_than_those_of_the_first_stage(computer, spots):
-    pytest.importorskip("efficientnet_lite_pytorch", reason="make test-ecosystem has it, and runs this")
+    pytest.importorskip("efficientnet_lite_pytorch", reason="EfficientNet-Lite0 is not among the packages of the tests")
     assert computer.fine is None  # the small network has no finer maps
     large = Computer(make_task(spots[0], backbone="efficientnet-lite0", size=[64]))
     assert (large.maps.map_shape_, large.fine.map_shape_) == ((112, 4, 4), (24, 16, 16))
