@@ -30,7 +30,7 @@ from tensor_dropout.calibration.leverage import fit_leverage
 from tensor_dropout.calibration.regression import SHARES, Calibration, calibrate_errors, negative_log_likelihood
 from tensor_dropout.sklearn import TensorRegressor, TensorRegressorCV
 from tensor_dropout.sklearn import regressor as regressor_module
-from tensor_dropout.sklearn import search as search_module
+from tensor_dropout.sklearn import search_mixin as search_module
 
 NAN = float("nan")
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
